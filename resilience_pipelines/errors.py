@@ -1,0 +1,73 @@
+"""The errors a caller may want to tell apart, and the exit code that each one means.
+
+What belongs here: error classes shared by several modules. What does not: errors that only one
+module raises and handles, and the reason codes of snapshots and faults, which are data in a record.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ResilienceError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        reason: what is wrong, with the value that is wrong.
+        mend: what the reader can do about it; empty where nothing can be done.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, reason: str, *, mend: str = "") -> None:
+        super().__init__(f"{reason} {mend}".strip())
+        self.reason = reason
+        self.mend = mend
+
+
+class InputError(ResilienceError):
+    """A value that a caller gave is not one that can be used.
+
+    Args:
+        field: the option, key or argument, as the caller spells it.
+        value: what was given.
+        reason: why it can't be used.
+        mend: what to give instead.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, reason: str, *, mend: str) -> None:
+        super().__init__(f"{field} = {value!r}: {reason}.", mend=mend)
+        self.field = field
+        self.value = value
+
+
+class UnsupportedError(ResilienceError):
+    """This machine can't do what was asked, for a reason that is not the caller's fault."""
+
+    exit_code = 3
+
+
+class BusyError(ResilienceError):
+    """Something else holds what is needed (a lock, a port); trying again later may help."""
+
+    exit_code = 4
+
+
+class StorageError(ResilienceError):
+    """A file could not be written or read: no space, no permission, an I/O error."""
+
+    exit_code = 5
+
+
+class CorruptError(ResilienceError):
+    """Stored data is not what was written: a hash, a size or a schema does not match."""
+
+    exit_code = 6
+
+
+class DeadlineError(ResilienceError):
+    """A wait ended without what it waited for."""
+
+    exit_code = 7

@@ -1,0 +1,75 @@
+"""Temporary folders that can be told from what a killed process left behind.
+
+What belongs here: making such a folder, and removing those whose owner is gone. The owner holds a
+lock that dies with it, by whatever signal. What does not: what is put into them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOCK_NAME = ".owner.lock"
+
+
+@contextmanager
+def owned_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder (0700) that is locked while the block runs and removed at its end.
+
+    A folder that the block renames away is not removed.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
+    folder.mkdir(mode=0o700)
+    lock = os.open(folder / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.close(lock)
+
+
+def remove_orphans(parent: Path, pattern: str) -> list[Path]:
+    """Remove the owned folders below `parent` that nobody owns any more; returns them."""
+    removed = []
+    for folder in sorted(parent.glob(pattern)):
+        if folder.is_dir() and not folder.is_symlink() and not _owner_lives(folder):
+            remove_tree(folder)
+            removed.append(folder)
+    return removed
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, also while somebody else is removing it.
+
+    Raises:
+        OSError: something in it can't be removed.
+    """
+
+    def forgive(function: object, path: str, error: tuple[type, BaseException, object]) -> None:  # noqa: ARG001
+        if not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
+    shutil.rmtree(folder, onerror=forgive)
+
+
+def _owner_lives(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)
