@@ -1,0 +1,141 @@
+"""The worker contract from the host's side: health, completions, sleep and wake over HTTP.
+
+What belongs here: one method for each call of the contract. What does not: what an answer means
+for an experiment.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.workers.space import Space
+
+HEALTH_TIMEOUT_S = 2.0
+MAX_ANSWER_BYTES = 16 * 2**20
+
+
+class WorkerUnreachableError(ResilienceError):
+    """No answer: refused, reset or not in time."""
+
+
+class WorkerAnswerError(ResilienceError):
+    """An answer that says no, or that is not of the contract's form."""
+
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion's tokens.
+
+    Attributes:
+        token_ids: ids of the generated tokens.
+        logprobs: natural logarithm of the probability of each, as the worker reports it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class WorkerClient:
+    """Speaks the worker contract with one worker.
+
+    Args:
+        space: where the worker lives.
+        port: the port that it listens on, on loopback inside.
+        model: the name it serves the model under.
+    """
+
+    def __init__(self, space: Space, port: int, model: str) -> None:
+        self._space = space
+        self._port = port
+        self._model = model
+
+    def healthy(self, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
+        """Whether `GET /health` answers 200 in time."""
+        try:
+            self._request("GET", "/health", None, timeout_s)
+        except (WorkerUnreachableError, WorkerAnswerError):
+            return False
+        return True
+
+    def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion:
+        """Greedy completion with token ids and log-probabilities.
+
+        Raises:
+            WorkerUnreachableError, WorkerAnswerError
+        """
+        answer = self._request(
+            "POST",
+            "/v1/completions",
+            {
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "logprobs": 1,
+                "return_token_ids": True,
+                # Without this an engine with an end token may stop early, at another length.
+                "ignore_eos": True,
+            },
+            timeout_s,
+        )
+        try:
+            choice = answer["choices"][0]
+            return Completion(
+                tuple(int(token) for token in choice["token_ids"]),
+                tuple(float(value) for value in choice["logprobs"]["token_logprobs"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise WorkerAnswerError(
+                f"The completion has no token ids and log-probabilities ({error!r})."
+            ) from error
+
+    def sleep(self, level: int, *, timeout_s: float) -> None:
+        """Release device memory; level 1 keeps the weights in host memory, level 2 nothing."""
+        self._request("POST", f"/sleep?{urlencode({'level': level})}", None, timeout_s)
+
+    def wake_up(self, *, timeout_s: float) -> None:
+        """Undo `sleep`."""
+        self._request("POST", "/wake_up", None, timeout_s)
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        headers = {"Connection": "close"}
+        payload = None
+        if body is not None:
+            payload = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.sock = self._space.socket()
+            connection.sock.settimeout(timeout_s)
+            connection.sock.connect(("127.0.0.1", self._port))
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            text = response.read(MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise WorkerUnreachableError(f"{method} {path}: {error!r}.") from error
+        finally:
+            connection.close()
+        if response.status != http.client.OK:
+            raise WorkerAnswerError(
+                f"{method} {path}: status {response.status}: {text[:300].decode(errors='replace')}",
+                response.status,
+            )
+        if not text.strip():
+            return {}
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            return {}  # /health of some engines answers with plain text
+        return answer if isinstance(answer, dict) else {}

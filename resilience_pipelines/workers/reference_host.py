@@ -1,0 +1,109 @@
+"""The reference worker from the host's side: how to start it and how to read its output.
+
+What belongs here: what `Worker` asks for. What does not: the worker's own process, which lives in
+`reference/` and imports nothing from here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience_pipelines import __version__
+from resilience_pipelines.records import Basis
+from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
+
+_CLOCK = "worker_monotonic"
+_RESOLUTION_S = 1e-9
+_PHASES = ("import", "weights", "compile", "warm_up", "server_up")
+
+
+@dataclass(frozen=True)
+class ReferenceWorker:
+    """A small decoder on the CPU that stands for an engine where there is no GPU.
+
+    Args:
+        cache: folder for its weights, which are made from a seed.
+    """
+
+    cache: Path
+    seed: int = 20260101
+
+    name: str = "reference"
+    basis: Basis = Basis.REFERENCE
+    engine: str = "reference"
+    engine_version: str = __version__
+    model: str = "reference-decoder"
+    model_precision: str = "float32"
+    start_deadline_s: float = 180.0
+    request_deadline_s: float = 60.0
+    sleep_levels: tuple[int, ...] = (1, 2)
+    logprob_tolerance: float = 0.0
+
+    @property
+    def weights(self) -> Path:
+        """The safetensors file."""
+        return self.cache / f"reference-{self.seed}.safetensors"
+
+    def prepare(self) -> None:
+        """Write the weights, once."""
+        # Imported here: NumPy and numba take long, and most callers never prepare a worker.
+        from resilience_pipelines.workers.reference.weights import DEFAULT, write_weights
+
+        if not self.weights.exists():
+            write_weights(self.weights, DEFAULT, self.seed)
+
+    def plan(self, port: int, cache: Path) -> LaunchPlan:
+        """See `Worker.plan`. numba's compiled functions are the cache."""
+        return LaunchPlan(
+            argv=(
+                sys.executable, "-m", "resilience_pipelines.workers.reference",
+                "--port", str(port), "--weights", str(self.weights),
+            ),
+            port=port,
+            env={"NUMBA_CACHE_DIR": str(cache)},
+        )  # fmt: skip
+
+    def weight_files(self) -> Sequence[Path]:
+        """See `Worker.weight_files`."""
+        return (self.weights,)
+
+    def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
+        """See `Worker.marks`. The worker writes its phases itself, as JSON lines."""
+        found = []
+        for line in lines:
+            event = _event(line.text)
+            if event.get("event") == "phase" and event.get("name") in _PHASES:
+                found.append(
+                    Mark(
+                        str(event["name"]),
+                        int(str(event["start_ns"])),
+                        int(str(event["end_ns"])),
+                        _CLOCK,
+                        _RESOLUTION_S,
+                    )
+                )
+        return found
+
+    def stack_facts(self) -> Mapping[str, str | int | None]:
+        """See `Worker.stack_facts`."""
+        return {}
+
+    @staticmethod
+    def libraries() -> Mapping[str, str]:
+        """Versions of what it computes with."""
+        return {name: importlib.metadata.version(name) for name in ("numpy", "numba")}
+
+
+def _event(text: str) -> Mapping[str, object]:
+    if not text.startswith("{"):
+        return {}
+    try:
+        event = json.loads(text)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
