@@ -1,0 +1,1 @@
+"""Snapshots of live workers: taking, keeping, checking and restoring them."""

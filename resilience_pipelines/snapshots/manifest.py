@@ -1,0 +1,77 @@
+"""The manifest of a snapshot: what is in the image, what it was made on and how to bring it back.
+
+What belongs here: the data model of `manifest.json`. What does not: deciding whether a machine
+fits (`compatibility`) and reading or writing images (`store`, `criu`). A manifest holds no secrets
+and no addresses of memory; the image beside it holds all of the process's memory.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
+
+from resilience_pipelines.records import Name, Record
+from resilience_pipelines.stack import Stack
+from resilience_pipelines.workers.oracle import RecordedAnswer
+
+SCHEMA_VERSION = 1
+
+SNAPSHOT_ID_PATTERN = r"^snap-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}$"
+
+RelativePath = Annotated[
+    str, Field(pattern=r"^(?!\.)[A-Za-z0-9._@+-]+(/(?!\.)[A-Za-z0-9._@+-]+)*$", max_length=400)
+]
+
+
+class ImageFile(Record):
+    """A file of the image, relative to the snapshot's folder."""
+
+    path: RelativePath
+    bytes: int = Field(ge=0)
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class MappedFile(Record):
+    """A file that processes of the image have mapped. CRIU opens it again on restore."""
+
+    path: Annotated[str, Field(pattern=r"^/", max_length=4096)]
+    bytes: int = Field(ge=0)
+    mtime_ns: int
+
+
+class Manifest(Record):
+    """What a restore has to know."""
+
+    schema_version: int = SCHEMA_VERSION
+    snapshot_id: Annotated[str, Field(pattern=SNAPSHOT_ID_PATTERN)]
+    created_at: AwareDatetime
+    engine: Name
+    criu_version: Name
+    worker: Name
+    stack: Stack
+    cpu_features: tuple[str, ...]
+    """Flags of the CPU it was made on, sorted: code in memory may use any of them."""
+    port: int = Field(ge=1, le=65535)
+    root_pid: int = Field(ge=1)
+    """Process id of the worker's root inside its space."""
+    output_pipe: Annotated[str, Field(pattern=r"^pipe:\[[0-9]+\]$")]
+    """The pipe that was the worker's output, in CRIU's words."""
+    sleep_level: int | None = None
+    answer: RecordedAnswer
+    throughput_tokens_per_s: float | None = Field(default=None, ge=0)
+    files: tuple[ImageFile, ...]
+    mapped_files: tuple[MappedFile, ...]
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of all files of the image."""
+        return sum(file.bytes for file in self.files)
+
+
+def new_snapshot_id(now: datetime | None = None) -> str:
+    """A name that sorts by time and that two snapshots don't share."""
+    moment = (now or datetime.now(UTC)).astimezone(UTC)
+    return f"snap-{moment:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"

@@ -1,0 +1,333 @@
+"""The snapshot store: a folder in which every snapshot is whole, verified before use and private.
+
+What belongs here: names, atomic creation, integrity and removal of snapshots on a file system. What
+does not: what is in an image, and how one is made.
+
+Images hold a process's memory. The store's folders are 0700 and are refused if others may read
+them. A snapshot is built in `.partial-*` and renamed when everything is on the disk; what a killed
+writer left there is told apart from work in progress by a lock that dies with its owner.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from resilience_pipelines.errors import InputError, StorageError
+from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
+from resilience_pipelines.snapshots.manifest import SNAPSHOT_ID_PATTERN, ImageFile, Manifest
+from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
+
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 64 * 2**20
+_HASH_THREADS = min(8, os.cpu_count() or 1)
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoredSnapshot:
+    """A snapshot in the store, its manifest read but its files not yet verified."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def images(self) -> Path:
+        """CRIU's image files."""
+        return self.folder / "images"
+
+    @property
+    def shared_memory(self) -> Path:
+        """Files that were in /dev/shm."""
+        return self.folder / "shm"
+
+
+@dataclass(frozen=True)
+class PartialSnapshot:
+    """A snapshot that is being made. `commit` is the only way into the store."""
+
+    folder: Path
+    snapshot_id: str
+
+    @property
+    def images(self) -> Path:
+        """Where CRIU writes."""
+        return self.folder / "images"
+
+    @property
+    def shared_memory(self) -> Path:
+        """Where the files of /dev/shm go."""
+        return self.folder / "shm"
+
+    def describe_files(self) -> tuple[ImageFile, ...]:
+        """Sizes and hashes of everything written so far."""
+        paths = sorted(
+            path for base in (self.images, self.shared_memory) for path in _regular_files(base)
+        )
+        with ThreadPoolExecutor(_HASH_THREADS) as pool:
+            digests = pool.map(_sha256, paths)
+            return tuple(
+                ImageFile(
+                    path=str(path.relative_to(self.folder)),
+                    bytes=path.stat().st_size,
+                    sha256=digest,
+                )
+                for path, digest in zip(paths, digests, strict=True)
+            )
+
+
+class SnapshotStore:
+    """Snapshots below one folder.
+
+    Raises:
+        SnapshotError: others than the owner may look into the folder (`store_exposed`).
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_exposed(root)
+
+    @contextmanager
+    def begin(self, snapshot_id: str) -> Iterator[PartialSnapshot]:
+        """A place to build a snapshot in. What is not committed on leaving is removed."""
+        with owned_folder(self.root / f".partial-{snapshot_id}") as folder:
+            partial = PartialSnapshot(folder, snapshot_id)
+            partial.images.mkdir(mode=0o700)
+            partial.shared_memory.mkdir(mode=0o700)
+            yield partial
+
+    def commit(self, partial: PartialSnapshot, manifest: Manifest) -> StoredSnapshot:
+        """Put everything on the disk, then make the snapshot visible in one step.
+
+        Raises:
+            SnapshotError: no space (`store_full`).
+        """
+        try:
+            text = manifest.model_dump_json(indent=1)
+            _write_private(partial.folder / MANIFEST_NAME, text)
+            for file in manifest.files:
+                _sync(partial.folder / file.path)
+            for folder in (partial.images, partial.shared_memory, partial.folder):
+                _sync(folder)
+            (partial.folder / LOCK_NAME).unlink()
+            target = self.root / manifest.snapshot_id
+            partial.folder.rename(target)
+            _sync(self.root)
+        except OSError as error:
+            raise storage_failure(error, "commit") from error
+        return StoredSnapshot(target, manifest)
+
+    def all(self) -> list[StoredSnapshot]:
+        """All whole snapshots, oldest first. One whose manifest can't be read is left out."""
+        found = []
+        for folder in sorted(self.root.iterdir()):
+            if re.match(SNAPSHOT_ID_PATTERN, folder.name):
+                try:
+                    found.append(self.get(folder.name))
+                except SnapshotError:
+                    continue  # `verify` names it; a list must not fail for one of its members
+        return found
+
+    def unreadable(self) -> list[str]:
+        """Ids of snapshots whose manifest can't be read."""
+        readable = {snapshot.manifest.snapshot_id for snapshot in self.all()}
+        return sorted(
+            folder.name
+            for folder in self.root.iterdir()
+            if re.match(SNAPSHOT_ID_PATTERN, folder.name) and folder.name not in readable
+        )
+
+    def get(self, snapshot_id: str) -> StoredSnapshot:
+        """One snapshot by its id.
+
+        Raises:
+            InputError: the id is none, or no such snapshot is here.
+            SnapshotError: the manifest can't be read, or others may read the snapshot.
+        """
+        folder = self._folder(snapshot_id)
+        _refuse_exposed(folder)
+        path = folder / MANIFEST_NAME
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(handle, "rb") as stream:
+                text = stream.read(MAX_MANIFEST_BYTES + 1)
+            if len(text) > MAX_MANIFEST_BYTES:
+                raise ValueError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+            manifest = Manifest.model_validate_json(text)
+            if manifest.snapshot_id != snapshot_id:
+                raise ValueError(f"it is the manifest of {manifest.snapshot_id}")
+        except (OSError, ValueError, ValidationError) as error:
+            raise SnapshotError(
+                SnapshotReason.MANIFEST_UNREADABLE,
+                "gate",
+                f"The manifest of {snapshot_id} can't be used: {error}",
+                mend="Take the snapshot again, and remove this one.",
+            ) from error
+        return StoredSnapshot(folder, manifest)
+
+    def verify(self, snapshot: StoredSnapshot) -> None:
+        """Read every file and compare it with the manifest.
+
+        Raises:
+            SnapshotError: `image_corrupt`, naming the first file that is not what was written.
+        """
+        listed = {file.path: file for file in snapshot.manifest.files}
+        present = {
+            str(path.relative_to(snapshot.folder))
+            for base in (snapshot.images, snapshot.shared_memory)
+            for path in _all_entries(base)
+        }
+        for path in sorted(listed.keys() - present):
+            raise _corrupt(snapshot, path, "is missing")
+        for path in sorted(present - listed.keys()):
+            raise _corrupt(snapshot, path, "is not in the manifest")
+        # The largest first: the last thread to finish decides how long this takes.
+        ordered = sorted(listed.values(), key=lambda file: -file.bytes)
+        with ThreadPoolExecutor(_HASH_THREADS) as pool:
+            for path, problem in pool.map(lambda file: _check(snapshot, file), ordered):
+                if problem:
+                    raise _corrupt(snapshot, path, problem)
+
+    def remove(self, snapshot_id: str) -> int:
+        """Delete one snapshot; returns the bytes freed. It vanishes in one step."""
+        folder = self._folder(snapshot_id)
+        size = sum(path.stat().st_size for path in _regular_files(folder))
+        doomed = self.root / f".removed-{snapshot_id}"
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+        return size
+
+    def prune(self, keep: int, *, dry_run: bool = False) -> list[StoredSnapshot]:
+        """Remove all but the newest `keep` of each stack and worker; returns those removed.
+
+        Raises:
+            InputError: `keep` is less than 1: the last snapshot of a stack is never pruned.
+        """
+        if keep < 1:
+            raise InputError(
+                "keep", keep, "at least one snapshot of each stack stays", mend="Give 1 or more."
+            )
+        groups: dict[tuple[str, str], list[StoredSnapshot]] = {}
+        for snapshot in self.all():
+            key = (snapshot.manifest.worker, snapshot.manifest.stack.key)
+            groups.setdefault(key, []).append(snapshot)
+        doomed = [snapshot for group in groups.values() for snapshot in group[:-keep]]
+        if not dry_run:
+            for snapshot in doomed:
+                self.remove(snapshot.manifest.snapshot_id)
+        return doomed
+
+    def clean(self) -> list[Path]:
+        """Remove what killed writers left; work in progress is left alone. Returns what it was."""
+        return [
+            *remove_orphans(self.root, ".removed-*"),
+            *remove_orphans(self.root, ".partial-*"),
+        ]
+
+    def _folder(self, snapshot_id: str) -> Path:
+        if not re.match(SNAPSHOT_ID_PATTERN, snapshot_id):
+            raise InputError(
+                "snapshot", snapshot_id, "this is no snapshot id",
+                mend="`resilience snapshot list` shows the ids.",
+            )  # fmt: skip
+        folder = self.root / snapshot_id
+        if not folder.is_dir() or folder.is_symlink():
+            raise InputError(
+                "snapshot", snapshot_id, "no such snapshot is in the store",
+                mend="`resilience snapshot list` shows those that are.",
+            )  # fmt: skip
+        return folder
+
+
+def storage_failure(error: OSError, phase: str) -> SnapshotError | StorageError:
+    """The error that a failed write to the store means."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SnapshotError(
+            SnapshotReason.STORE_FULL,
+            phase,
+            f"The snapshot store is full ({error.strerror}).",
+            mend="`resilience snapshot prune` frees space.",
+        )
+    return StorageError(f"The snapshot store can't be written: {error}.")
+
+
+def _refuse_exposed(folder: Path) -> None:
+    facts = folder.stat()
+    if stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid not in (0, os.geteuid()):
+        raise SnapshotError(
+            SnapshotReason.STORE_EXPOSED,
+            "gate",
+            f"{folder} has mode {stat.S_IMODE(facts.st_mode):04o} and owner {facts.st_uid}: others "
+            "may read or change memory images there.",
+            mend=f"Look who changed it, then: chown {os.geteuid()} and chmod 0700.",
+        )
+
+
+def _corrupt(snapshot: StoredSnapshot, path: str, problem: str) -> SnapshotError:
+    return SnapshotError(
+        SnapshotReason.IMAGE_CORRUPT,
+        "verify",
+        f"{path} of {snapshot.manifest.snapshot_id} {problem}.",
+        mend="Remove this snapshot and take a new one.",
+    )
+
+
+def _check(snapshot: StoredSnapshot, file: ImageFile) -> tuple[str, str]:
+    path = snapshot.folder / file.path
+    try:
+        facts = path.lstat()
+        if not stat.S_ISREG(facts.st_mode):
+            return file.path, "is no regular file"
+        if facts.st_size != file.bytes:
+            return file.path, f"has {facts.st_size} bytes instead of {file.bytes}"
+        if _sha256(path) != file.sha256:
+            return file.path, "does not have the SHA-256 of the manifest"
+    except OSError as error:
+        return file.path, f"can't be read ({error.strerror})"
+    return file.path, ""
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def _all_entries(base: Path) -> list[Path]:
+    return [path for path in base.rglob("*") if path.is_symlink() or not path.is_dir()]
+
+
+def _regular_files(base: Path) -> list[Path]:
+    return [path for path in _all_entries(base) if path.is_file() and not path.is_symlink()]
+
+
+def _write_private(path: Path, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
