@@ -1,0 +1,657 @@
+"""The `resilience` command.
+
+What belongs here: options, what a person sees, `--json` for scripts, exit codes. What does not: any
+work; each command is a thin call of the library.
+
+Exit codes: 0 done; 1 failed; 2 bad input; 3 this machine can't; 4 busy; 5 storage; 6 corrupt data;
+7 deadline; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from resilience_pipelines import __version__
+from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
+
+app = typer.Typer(
+    help="Resilience benchmarking of GPU inference: snapshots, faults, start-up, trends.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+run_app = typer.Typer(help="Measure: run a benchmark job and land its results.")
+snapshot_app = typer.Typer(help="Take, look at, check, restore and remove snapshots of workers.")
+app.add_typer(run_app, name="run", no_args_is_help=True)
+app.add_typer(snapshot_app, name="snapshot", no_args_is_help=True)
+
+out = Console()
+err = Console(stderr=True)
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", envvar=ENVIRONMENT_VARIABLE, help="Data home (default: .resilience)."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+WorkerOption = Annotated[str, typer.Option("--worker", help="The worker to measure.")]
+
+
+class Format(StrEnum):
+    """How `query` prints."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+def main() -> None:
+    """Run the command; errors of ours become a message and their exit code."""
+    try:
+        app(standalone_mode=False)
+    except ResilienceError as error:
+        err.print(f"[bold red]error:[/] {escape(error.reason)}", highlight=False, soft_wrap=True)
+        if error.mend:
+            err.print(f"[bold]mend:[/]  {escape(error.mend)}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        err.print("interrupted")
+        sys.exit(130)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except Exception as error:
+        # Click's usage errors know how to show themselves; anything else is a bug of ours.
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(getattr(error, "exit_code", 2))
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Say what this machine can do, and for what it can't: why, and what would help."""
+    from resilience_pipelines.doctor import diagnose, render
+
+    diagnosis = diagnose(open_home(home).root)
+    if as_json:
+        out.print_json(diagnosis.to_json())
+    else:
+        render(diagnosis, out)
+
+
+@app.command()
+def stack(
+    worker: WorkerOption = "reference", home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the stack of this machine: every dimension of hardware and software, and its key."""
+    from resilience_pipelines.context import make_worker, read_machine
+
+    data_home = open_home(home)
+    found = read_machine(make_worker(worker, data_home), data_home).stack
+    values = {
+        **found.model_dump(),
+        "key": found.key,
+        "hardware_label": found.hardware_label,
+        "software_label": found.software_label,
+    }
+    if as_json:
+        _print_json(values)
+        return
+    table = Table("dimension", "value")
+    for name, value in values.items():
+        table.add_row(name, "[dim]not known[/]" if value is None else escape(str(value)))
+    out.print(table)
+
+
+@run_app.command("startup")
+def run_startup(
+    worker: WorkerOption = "reference",
+    arms: Annotated[
+        str, typer.Option(help="Arms, separated by commas: cold,warm_cache,sleep_wake,restore.")
+    ] = "cold,warm_cache,sleep_wake,restore",
+    repeats: Annotated[int, typer.Option(help="Starts of each arm.")] = 5,
+    cold_repeats: Annotated[
+        int | None, typer.Option(help="Starts of the arm cold, if other than --repeats.")
+    ] = None,
+    page_cache: Annotated[
+        str, typer.Option(help="Before each start: auto (cold arm cold, others warm), cold, warm, "
+                               "as_found.")
+    ] = "auto",
+    sleep_levels: Annotated[
+        str, typer.Option(help="Sleep levels of the arm sleep_wake, separated by commas.")
+    ] = "",
+    port: Annotated[int | None, typer.Option(help="Port of the worker on loopback.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Measure how fast a worker starts: cold, with warm caches, woken, restored."""
+    _run(
+        {
+            "kind": "startup",
+            "worker": worker,
+            "arms": _split(arms),
+            "repeats": repeats,
+            "cold_repeats": cold_repeats,
+            "page_cache": page_cache,
+            "sleep_levels": _split(sleep_levels),
+            "port": port,
+        },
+        home,
+        as_json,
+    )
+
+
+@run_app.command("fault")
+def run_fault(
+    faults: Annotated[
+        list[str] | None, typer.Argument(help="Faults to inject; all of the catalogue if none.")
+    ] = None,
+    worker: WorkerOption = "reference",
+    recoveries: Annotated[
+        str, typer.Option(help="Ways to recover, separated by commas; all that a fault allows.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(help="Experiments of each fault and recovery.")] = 1,
+    controls: Annotated[
+        bool, typer.Option(help="Also run each fault's control arm, without the injection.")
+    ] = True,
+    port: Annotated[int | None, typer.Option(help="Port of the worker on loopback.")] = None,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="List the catalogue and leave.")
+    ] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Inject faults, prove their effect, time who notices and how service comes back."""
+    if list_them:
+        _list_faults(as_json)
+        return
+    _run(
+        {
+            "kind": "fault",
+            "worker": worker,
+            "faults": faults or [],
+            "recoveries": _split(recoveries),
+            "repeats": repeats,
+            "controls": controls,
+            "port": port,
+        },
+        home,
+        as_json,
+    )
+
+
+def _list_faults(as_json: bool) -> None:
+    from resilience_pipelines.faults.catalogue import CATALOGUE
+
+    rows = [
+        {
+            "fault": fault.name,
+            "strategy": fault.strategy,
+            "layer": fault.layer.value,
+            "description": fault.description,
+        }
+        for fault in CATALOGUE.values()
+    ]
+    _print_rows(rows, as_json)
+
+
+@snapshot_app.command("create")
+def snapshot_create(
+    worker: WorkerOption = "reference", home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Start a worker, take its snapshot and keep it in the store."""
+    _run({"kind": "snapshot", "worker": worker}, home, as_json)
+
+
+@snapshot_app.command("list")
+def snapshot_list(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the snapshots of the store."""
+    store = _store(home)
+    rows: list[dict[str, Any]] = [
+        {
+            "snapshot": item.manifest.snapshot_id,
+            "worker": item.manifest.worker,
+            "stack": item.manifest.stack.software_label,
+            "image_bytes": item.manifest.image_bytes,
+            "created_at": item.manifest.created_at.isoformat(),
+        }
+        for item in store.all()
+    ]
+    _print_rows(rows, as_json)
+    for snapshot_id in store.unreadable():
+        err.print(f"[yellow]{snapshot_id}: its manifest can't be used[/]")
+
+
+@snapshot_app.command("inspect")
+def snapshot_inspect(
+    snapshot: Annotated[str, typer.Argument(help="Id of the snapshot.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a snapshot's manifest, and whether this machine may restore it."""
+    from resilience_pipelines.context import make_worker, read_machine
+    from resilience_pipelines.snapshots.compatibility import Host, check, read_cpu_features
+
+    data_home = open_home(home)
+    manifest = _store(home).get(snapshot).manifest
+    machine = read_machine(make_worker(manifest.worker, data_home), data_home)
+    problems = check(manifest, Host(machine.stack, frozenset(read_cpu_features())))
+    if as_json:
+        _print_json(
+            manifest.model_dump(mode="json")
+            | {
+                "restorable_here": not any(item.blocking for item in problems),
+                "incompatibilities": [
+                    {"code": item.code, "blocking": item.blocking, "wanted": item.wanted,
+                     "found": item.found}
+                    for item in problems
+                ],
+            }
+        )  # fmt: skip
+        return
+    table = Table("field", "value", show_header=False)
+    table.add_row("snapshot", manifest.snapshot_id)
+    table.add_row("worker", f"{manifest.worker} on {manifest.stack.software_label}")
+    table.add_row("taken", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC")
+    table.add_row("engine", f"{manifest.engine} {manifest.criu_version}")
+    table.add_row("image", f"{manifest.image_bytes / 1e6:.1f} MB in {len(manifest.files)} files")
+    table.add_row("maps", f"{len(manifest.mapped_files)} files of this machine")
+    for item in problems:
+        colour = "red" if item.blocking else "yellow"
+        table.add_row(f"[{colour}]{item.code}[/]", escape(f"{item.wanted} / {item.found}"))
+    if not problems:
+        table.add_row("[green]compatible[/]", "this machine is what it was taken on")
+    out.print(table)
+
+
+@snapshot_app.command("verify")
+def snapshot_verify(
+    snapshots: Annotated[
+        list[str] | None, typer.Argument(help="Ids of snapshots; all of the store if none.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every byte of snapshots and compare it with their manifests."""
+    store = _store(home)
+    chosen = snapshots or [
+        *(item.manifest.snapshot_id for item in store.all()),
+        *store.unreadable(),
+    ]
+    rows: list[dict[str, Any]] = []
+    for snapshot_id in chosen:
+        begin = time.monotonic()
+        problem = ""
+        try:
+            store.verify(store.get(snapshot_id))
+        except InputError:
+            raise
+        except ResilienceError as error:
+            problem = error.reason
+        rows.append(
+            {
+                "snapshot": snapshot_id,
+                "intact": not problem,
+                "seconds": round(time.monotonic() - begin, 3),
+                "problem": problem,
+            }
+        )
+    _print_rows(rows, as_json)
+    if not all(row["intact"] for row in rows):
+        raise typer.Exit(6)
+
+
+@snapshot_app.command("restore")
+def snapshot_restore(
+    snapshot: Annotated[str, typer.Argument(help="Id of the snapshot.")],
+    times: Annotated[int, typer.Option(help="How often, one after the other.")] = 1,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore a snapshot, ask the oracle, show the phases, and end the worker again."""
+    from resilience_pipelines.context import make_worker, read_machine
+    from resilience_pipelines.errors import UnsupportedError
+    from resilience_pipelines.startup.arms import restore_worker
+    from resilience_pipelines.workers.oracle import check_answer
+
+    if times < 1:
+        raise InputError("--times", times, "nothing would be restored", mend="Give 1 or more.")
+    data_home = open_home(home)
+    stored = _store(home).get(snapshot)
+    worker = make_worker(stored.manifest.worker, data_home)
+    machine = read_machine(worker, data_home)
+    if machine.engine is None:
+        raise UnsupportedError(machine.no_engine_why, mend="`resilience doctor` says more.")
+    rows: list[dict[str, Any]] = []
+    for _ in range(times):
+        started = restore_worker(machine.engine, stored, worker)
+        with started.running as running:
+            answer = check_answer(
+                running.client, stored.manifest.answer,
+                tolerance=worker.logprob_tolerance, timeout_s=worker.request_deadline_s,
+            )  # fmt: skip
+        phases = {phase.name: round(phase.duration_s, 4) for phase in started.phases}
+        rows.append({"total_s": round(started.total_s, 4), **phases, "oracle": answer.verdict})
+    _print_rows(rows, as_json)
+    if any(row["oracle"] != "equal" for row in rows):
+        raise typer.Exit(1)
+
+
+@snapshot_app.command("prune")
+def snapshot_prune(
+    keep: Annotated[int, typer.Option(help="Newest snapshots to keep of each stack.")] = 3,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove all but the newest snapshots of each stack, and what killed jobs left."""
+    store = _store(home)
+    rows: list[dict[str, Any]] = [
+        {"snapshot": item.manifest.snapshot_id, "image_bytes": item.manifest.image_bytes,
+         "removed": not dry_run}
+        for item in store.prune(keep, dry_run=dry_run)
+    ]  # fmt: skip
+    if not dry_run:
+        store.clean()
+    _print_rows(rows, as_json)
+
+
+@app.command()
+def load(
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders with landing folders; by default the home's and results/."),
+    ] = None,
+    build: Annotated[bool, typer.Option(help="Also build the marts with dbt.")] = True,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load new landing folders into the warehouse, each exactly once, and build the marts."""
+    from resilience_pipelines.warehouse.load import load as load_landing
+    from resilience_pipelines.warehouse.transform import build as build_marts
+
+    data_home = open_home(home)
+    for source in sources or []:
+        if not source.is_dir():
+            raise InputError(
+                "SOURCES", str(source), "it is no folder", mend="Give a folder of landing folders."
+            )
+    with _status("loading landing folders", as_json):
+        report = load_landing(data_home, sources or None)
+    if build:
+        with _status("building marts with dbt", as_json):
+            build_marts(data_home)
+    facts = {
+        "loaded": len(report.loaded),
+        "already_loaded": len(report.already),
+        "rejected": [
+            {"folder": str(folder), "reason": reason} for folder, reason in report.rejected
+        ],
+    }
+    if as_json:
+        _print_json(facts)
+    else:
+        out.print(f"{facts['loaded']} loaded, {facts['already_loaded']} already there")
+        for folder, reason in report.rejected:
+            err.print(f"[red]rejected[/] {escape(str(folder))}: {escape(reason)}", soft_wrap=True)
+    if report.rejected:
+        raise typer.Exit(6)
+
+
+@app.command()
+def publish(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Copy the marts to published/resilience.duckdb, which analysts read without locks."""
+    from resilience_pipelines.warehouse.publish import publish as publish_marts
+
+    with _status("publishing", as_json):
+        path = publish_marts(open_home(home))
+    if as_json:
+        _print_json({"published": str(path), "bytes": path.stat().st_size})
+    else:
+        out.print(str(path))
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help="One SELECT over the marts.")],
+    home: HomeOption = None,
+    output: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.TABLE,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the published database, read-only: tables are listed by `SHOW TABLES`."""
+    from resilience_pipelines.warehouse.query import query as ask
+
+    frame = ask(open_home(home), sql)
+    if as_json or output is Format.JSON:
+        _print_json(json.loads(frame.write_json()))
+    elif output is Format.CSV:
+        sys.stdout.write(frame.write_csv())
+    else:
+        _print_rows(frame.to_dicts(), False)
+
+
+@app.command()
+def dashboard(
+    out_path: Annotated[
+        Path | None, typer.Option("--out", help="Where the page goes (default: in the home).")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the dashboard: one HTML page that works offline."""
+    from resilience_pipelines.dashboards import write_dashboard
+
+    data_home = open_home(home)
+    target = out_path or data_home.dashboard / "index.html"
+    with _status("writing the dashboard", as_json):
+        report = write_dashboard(data_home.published, target)
+    if as_json:
+        _print_json({"path": str(report.path), "bytes": report.bytes})
+    else:
+        out.print(str(report.path))
+
+
+@app.command()
+def demo(
+    repeats: Annotated[int, typer.Option(help="Starts of each arm.")] = 5,
+    fault_repeats: Annotated[int, typer.Option(help="Experiments of each fault.")] = 1,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the whole main job on this machine through Dagster, and say what came out of it."""
+    from resilience_pipelines.warehouse.query import query as ask
+
+    data_home = open_home(home)
+    begin = time.monotonic()
+    command = [
+        sys.executable, "-m", "resilience_pipelines.dagster_io.run_main",
+        "--home", str(data_home.root),
+        "--repeats", str(repeats), "--fault-repeats", str(fault_repeats),
+    ]  # fmt: skip
+    code = subprocess.run(
+        command, check=False, stdout=sys.stderr if as_json else None, timeout=3600
+    ).returncode
+    if code:
+        raise typer.Exit(code)
+    startup = ask(
+        data_home,
+        "select stack_key, worker, basis, arm, n, median_s, ci_low_s, ci_high_s "
+        "from startup_summary order by worker, stack_key, median_s desc",
+    )
+    faults = ask(
+        data_home, "select fault, verdict, count(*) n from fault_runs group by all order by all"
+    )
+    page = data_home.dashboard / "index.html"
+    seconds = round(time.monotonic() - begin, 1)
+    if as_json:
+        _print_json(
+            {
+                "startup": startup.to_dicts(),
+                "faults": faults.to_dicts(),
+                "dashboard": str(page),
+                "published": str(data_home.published),
+                "seconds": seconds,
+            }
+        )
+        return
+    _print_rows(startup.to_dicts(), False)
+    _print_rows(faults.to_dicts(), False)
+    out.print(f"\ndashboard  {page}\ndatabase   {data_home.published}\ntook       {seconds} s")
+
+
+def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None:
+    from resilience_pipelines.job_spec import parse_spec
+    from resilience_pipelines.launchers.local import run_local
+
+    spec = parse_spec(json.dumps(fields))
+    data_home = open_home(home)
+    with _progress(as_json) as report:
+        result = run_local(spec, data_home, report)
+    record = json.loads((result.folder / "run.json").read_text())
+    if as_json:
+        _print_json(
+            {
+                "run_id": result.run_id,
+                "folder": str(result.folder),
+                "unsupported": result.unsupported,
+                "startups": [
+                    {key: item[key] for key in ("arm", "repeat", "outcome", "total_s")}
+                    for item in record["startups"]
+                ],
+                "faults": [
+                    {key: item[key] for key in ("fault", "control", "recovery", "verdict")}
+                    for item in record["faults"]
+                ],
+                "snapshots": [
+                    {key: item[key] for key in ("snapshot_id", "outcome", "image_bytes")}
+                    for item in record["snapshots"]
+                ],
+            }
+        )
+    else:
+        _show_record(record)
+        for what, why in result.unsupported.items():
+            err.print(f"[yellow]{what} is not supported here:[/] {escape(why)}", soft_wrap=True)
+        out.print(f"landed in {result.folder}\nnext: resilience load && resilience publish")
+    failed = [item for item in record["startups"] if item["outcome"] == "failed"]
+    failed += [item for item in record["snapshots"] if item["outcome"] == "failed"]
+    failed += [item for item in record["faults"] if item["verdict"] in ("fail", "rollback_failed")]
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show_record(record: Mapping[str, Any]) -> None:
+    for name, columns in (
+        ("snapshots", ("snapshot_id", "outcome", "total_s", "image_bytes", "reason_code")),
+        ("startups", ("arm", "variant", "repeat", "outcome", "total_s", "reason_code")),
+        (
+            "faults",
+            (
+                "fault", "control", "recovery", "verdict",
+                "time_to_detect_s", "time_to_recover_s", "reason_code",
+            ),
+        ),
+    ):  # fmt: skip
+        rows = [{column: item[column] for column in columns} for item in record[name]]
+        if rows:
+            _print_rows(rows, False)
+
+
+def _store(home: Path | None) -> Any:
+    from resilience_pipelines.snapshots.store import SnapshotStore
+
+    return SnapshotStore(open_home(home).snapshots)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """A bar on the error stream, so that standard output stays for results."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=quiet) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def _status(what: str, quiet: bool) -> Iterator[None]:
+    if quiet:
+        yield
+        return
+    with err.status(what):
+        yield
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    if not rows:
+        out.print("[dim]none[/]")
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    out.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "[dim]-[/]"
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The context of a job: what this machine is, what it can do, and the tools to do it with.
+
+What belongs here: putting together stack, space support, CRIU, device and store, once for each job.
+What does not: any measurement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.home import Home
+from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.criu import Criu
+from resilience_pipelines.snapshots.criu_binary import find_criu
+from resilience_pipelines.snapshots.device import DeviceEngine, NoDevice
+from resilience_pipelines.snapshots.engine import SnapshotEngine
+from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.stack import Stack, read_gpu, read_host
+from resilience_pipelines.workers.base import Worker
+from resilience_pipelines.workers.reference_host import ReferenceWorker
+from resilience_pipelines.workers.space import SpaceSupport, probe_spaces
+
+WORKERS = ("reference",)
+
+
+def make_worker(name: str, home: Home) -> Worker:
+    """The worker of a name.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name == "reference":
+        return ReferenceWorker(home.cache)
+    raise InputError("worker", name, "no such worker", mend=f"Choose from {', '.join(WORKERS)}.")
+
+
+def make_device(worker: Worker) -> DeviceEngine:  # noqa: ARG001
+    """What moves a worker's device state."""
+    return NoDevice()
+
+
+@dataclass(frozen=True)
+class MachineContext:
+    """This machine as a job for one worker sees it.
+
+    Attributes:
+        engine: None where snapshots can't be taken here; `no_engine_why` says why.
+    """
+
+    worker: Worker
+    stack: Stack
+    support: SpaceSupport
+    engine: SnapshotEngine | None
+    no_engine_why: str
+
+
+def read_machine(worker: Worker, home: Home) -> MachineContext:
+    """Look at this machine."""
+    device = make_device(worker)
+    criu, why = _find_criu()
+    support = probe_spaces()
+    if criu is not None and not support.capsule:
+        criu, why = None, f"Namespaces can't be made here: {support.reason}"
+    stack = read_stack(worker, home, criu, device)
+    engine = None
+    if criu is not None:
+        host = Host(stack, frozenset(read_cpu_features()))
+        engine = SnapshotEngine(SnapshotStore(home.snapshots), criu, device, host, home.work)
+    return MachineContext(worker, stack, support, engine, why)
+
+
+def read_stack(worker: Worker, home: Home, criu: Criu | None, device: DeviceEngine) -> Stack:
+    """The stack that results of this worker on this machine belong to."""
+    facts: dict[str, object] = {
+        **read_host(home.root),
+        **read_gpu(),
+        "criu_version": criu.version if criu else None,
+        "snapshot_engine": device.name if criu else None,
+        "engine": worker.engine,
+        "engine_version": worker.engine_version,
+        "model": worker.model,
+        "model_precision": worker.model_precision,
+        "image_digest": os.environ.get("RESILIENCE_IMAGE_DIGEST"),
+    }
+    extra: Mapping[str, object] = worker.stack_facts()
+    return Stack.model_validate(facts | dict(extra))
+
+
+def platform_commit(root: Path | None = None) -> str | None:
+    """The commit of the checkout this package runs from; None where it is no checkout."""
+    git = (root or Path(__file__).resolve().parents[1]) / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        return (git / head.removeprefix("ref: ")).read_text().strip()
+    except OSError:
+        return os.environ.get("RESILIENCE_COMMIT")
+
+
+def _find_criu() -> tuple[Criu | None, str]:
+    try:
+        return Criu(find_criu()), ""
+    except ResilienceError as error:
+        return None, str(error)

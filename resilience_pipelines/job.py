@@ -1,0 +1,268 @@
+"""The one entry point of a benchmark job, in a local process and in a pod.
+
+What belongs here: from a specification to a landing folder. What does not: measuring (`startup`,
+`faults`, `snapshots`), and starting this program somewhere (`launchers`).
+
+`python -m resilience_pipelines.job --home DIR` reads a specification as JSON from standard input
+and writes events as JSON lines to standard output: `progress`, then `landed` or `error`. Under
+Dagster Pipes the same events go to Dagster. The exit code is that of the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from resilience_pipelines import __version__
+from resilience_pipelines.context import MachineContext, make_worker, platform_commit, read_machine
+from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.faults.run import FaultPlan, run_faults
+from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec, parse_spec
+from resilience_pipelines.owned_folder import owned_folder, remove_orphans
+from resilience_pipelines.records import (
+    FaultRun,
+    RunRecord,
+    SnapshotMeasurement,
+    StartupMeasurement,
+    new_run_id,
+)
+from resilience_pipelines.startup.benchmark import (
+    BenchmarkContext,
+    Progress,
+    Source,
+    StartupPlan,
+    prepare_source,
+    run_startup,
+)
+from resilience_pipelines.telemetry import Telemetry
+from resilience_pipelines.warehouse.landing import LandingWriter
+
+PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A finished job: its record and the folder that holds it."""
+
+    folder: Path
+    record: RunRecord
+
+
+@dataclass(frozen=True)
+class _Found:
+    startups: tuple[StartupMeasurement, ...] = ()
+    snapshots: tuple[SnapshotMeasurement, ...] = ()
+    faults: tuple[FaultRun, ...] = ()
+    unsupported: dict[str, str] | None = None
+
+
+def run_job(spec: StartupSpec | FaultSpec | SnapshotSpec, home: Home, progress: Progress) -> Landed:
+    """Do what a specification asks and write the landing folder.
+
+    Raises:
+        ResilienceError: nothing could be measured; then no landing folder is written.
+    """
+    worker = make_worker(spec.worker, home)
+    run_id = new_run_id(spec.kind)
+    started_at = datetime.now(UTC)
+    remove_orphans(home.work, "*-*-????????")
+    with owned_folder(home.work / run_id) as work:
+        evidence = work / "evidence"
+        evidence.mkdir()
+        machine = read_machine(worker, home)
+        if machine.engine is not None:
+            machine.engine.store.clean()
+        telemetry = Telemetry()
+        context = _benchmark_context(machine, home, work, evidence, telemetry, spec.port)
+        found = _measure(spec, context, progress)
+        record = RunRecord(
+            run_id=run_id,
+            kind=spec.kind,
+            started_at=started_at,
+            finished_at=datetime.now(UTC),
+            worker=worker.name,
+            basis=worker.basis,
+            stack=machine.stack,
+            stack_key=machine.stack.key,
+            launcher=os.environ.get("RESILIENCE_LAUNCHER", "local"),
+            platform_version=__version__,
+            platform_commit=platform_commit(),
+            parameters=spec.model_dump(mode="json"),
+            startups=found.startups,
+            snapshots=found.snapshots,
+            faults=found.faults,
+            unsupported=found.unsupported or {},
+        )
+        with LandingWriter(home.landing, run_id) as writer:
+            for path in sorted(evidence.iterdir()):
+                shutil.copyfile(path, writer.path(path.name))
+            samples = telemetry.frame()
+            if len(samples):
+                writer.write_samples(samples)
+            folder = writer.finish(record)
+    return Landed(folder, record)
+
+
+def _benchmark_context(
+    machine: MachineContext,
+    home: Home,
+    work: Path,
+    evidence: Path,
+    telemetry: Telemetry,
+    port: int | None,
+) -> BenchmarkContext:
+    # The filled compile cache belongs to one engine version: another one's files are of no use.
+    version = f"{machine.worker.name}-{machine.worker.engine_version}"
+    warm_cache = home.cache / f"compile-{version}"
+    warm_cache.mkdir(parents=True, exist_ok=True)
+    return BenchmarkContext(
+        worker=machine.worker,
+        stack=machine.stack,
+        support=machine.support,
+        engine=machine.engine,
+        no_engine_why=machine.no_engine_why,
+        warm_cache=warm_cache,
+        evidence=evidence,
+        scratch=work,
+        telemetry=telemetry,
+        port=port,
+    )
+
+
+def _measure(
+    spec: StartupSpec | FaultSpec | SnapshotSpec, context: BenchmarkContext, progress: Progress
+) -> _Found:
+    match spec:
+        case StartupSpec():
+            plan = StartupPlan(
+                arms=spec.arms,
+                repeats=spec.repeats,
+                cold_repeats=spec.cold_repeats,
+                page_cache=spec.page_cache,
+                sleep_levels=spec.sleep_levels,
+            )
+            result = run_startup(plan, context, progress)
+            return _Found(result.startups, result.snapshots, unsupported=result.unsupported)
+        case FaultSpec():
+            return _measure_faults(spec, context, progress)
+        case SnapshotSpec():
+            progress("source worker and snapshot", 0, 1)
+            source = prepare_source(context, snapshot=True)
+            progress("finished", 1, 1)
+            return _Found(snapshots=tuple(source.snapshots), unsupported=_unsupported(context))
+
+
+def _measure_faults(spec: FaultSpec, context: BenchmarkContext, progress: Progress) -> _Found:
+    plan = FaultPlan(
+        faults=spec.faults,
+        recoveries=spec.recoveries,
+        repeats=spec.repeats,
+        controls=spec.controls,
+    )
+    progress("source worker and snapshot", 0, 1)
+    source: Source = prepare_source(context, snapshot=True)
+    faults = run_faults(plan, context, source, progress)
+    return _Found(
+        snapshots=tuple(source.snapshots), faults=tuple(faults), unsupported=_unsupported(context)
+    )
+
+
+def _unsupported(context: BenchmarkContext) -> dict[str, str]:
+    return {} if context.engine is not None else {"restore": context.no_engine_why}
+
+
+Emit = Callable[[dict[str, object]], None]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job that standard input specifies; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m resilience_pipelines.job", description=__doc__)
+    parser.add_argument("--home", help="data home; RESILIENCE_HOME by default")
+    parser.add_argument("--spec", help="file with the specification; standard input by default")
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _end_on_signal)
+    with _events() as emit:
+
+        def progress(what: str, done: int, total: int) -> None:
+            emit({"event": "progress", "what": what, "done": done, "total": total})
+
+        try:
+            spec = parse_spec(_read_spec(options.spec, sys.stdin))
+            landed = run_job(spec, open_home(options.home), progress)
+        except ResilienceError as error:
+            emit(
+                {
+                    "event": "error",
+                    "type": type(error).__name__,
+                    "reason": error.reason,
+                    "mend": error.mend,
+                    "exit_code": error.exit_code,
+                }
+            )
+            return error.exit_code
+        emit(
+            {
+                "event": "landed",
+                "run_id": landed.record.run_id,
+                "folder": str(landed.folder),
+                "stack_key": landed.record.stack_key,
+                "unsupported": landed.record.unsupported,
+            }
+        )
+    return 0
+
+
+def _read_spec(path: str | None, stdin: TextIO) -> str:
+    if path is None:
+        return stdin.read()
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise InputError(
+            "--spec", path, f"it can't be read ({error.strerror})", mend="Give a readable file."
+        ) from error
+
+
+@contextmanager
+def _events() -> Iterator[Emit]:
+    """Where events go: to Dagster when it started this process, to standard output always."""
+
+    def write_line(event: dict[str, object]) -> None:
+        print(json.dumps(event), flush=True)  # noqa: T201
+
+    if PIPES_VARIABLE not in os.environ:
+        yield write_line
+        return
+    from dagster_pipes import open_dagster_pipes
+
+    with open_dagster_pipes() as pipes:
+
+        def report(event: dict[str, object]) -> None:
+            write_line(event)
+            if event["event"] == "progress":
+                pipes.log.info(f"{event['done']}/{event['total']} {event['what']}")
+            else:
+                pipes.report_custom_message(event)
+
+        yield report
+
+
+def _end_on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    # An exception, so that every owner on the way out ends what it started.
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

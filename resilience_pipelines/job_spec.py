@@ -1,0 +1,74 @@
+"""What a job is asked to do: the specification that the CLI, Dagster and a pod hand to `job.py`.
+
+What belongs here: the data model of a job's specification and its validation. What does not: doing
+it (`job`), and where it runs (`launchers`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from resilience_pipelines.errors import InputError
+from resilience_pipelines.records import Arm, RunKind
+from resilience_pipelines.startup.benchmark import PageCachePolicy
+
+Repeats = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker: str = "reference"
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+
+class StartupSpec(_Spec):
+    """Measure how fast a worker starts, by each arm."""
+
+    kind: Literal[RunKind.STARTUP] = RunKind.STARTUP
+    arms: tuple[Arm, ...] = Field(default=tuple(Arm), min_length=1)
+    repeats: Repeats = 5
+    cold_repeats: Repeats | None = None
+    page_cache: PageCachePolicy = PageCachePolicy.AUTO
+    sleep_levels: tuple[int, ...] = ()
+
+
+class FaultSpec(_Spec):
+    """Inject faults into a worker. No faults named: all that the catalogue has."""
+
+    kind: Literal[RunKind.FAULT] = RunKind.FAULT
+    faults: tuple[str, ...] = ()
+    recoveries: tuple[str, ...] = ()
+    repeats: Repeats = 1
+    controls: bool = True
+
+
+class SnapshotSpec(_Spec):
+    """Start a worker, take its snapshot and keep it."""
+
+    kind: Literal[RunKind.SNAPSHOT] = RunKind.SNAPSHOT
+    sleep_level: int | None = None
+
+
+JobSpec = Annotated[StartupSpec | FaultSpec | SnapshotSpec, Field(discriminator="kind")]
+
+_ADAPTER: TypeAdapter[StartupSpec | FaultSpec | SnapshotSpec] = TypeAdapter(JobSpec)
+
+
+def parse_spec(text: str | bytes) -> StartupSpec | FaultSpec | SnapshotSpec:
+    """Read a specification from JSON.
+
+    Raises:
+        InputError: naming the first field that is wrong.
+    """
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the specification"
+        raise InputError(
+            field, first.get("input"), first["msg"].lower(),
+            mend="See `resilience run --help`.",
+        ) from error  # fmt: skip

@@ -1,0 +1,1 @@
+"""Where jobs run: in a process on this machine, or as a Kubernetes job."""

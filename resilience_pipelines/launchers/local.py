@@ -1,0 +1,133 @@
+"""The local launcher: a job in a process of its own on this machine.
+
+What belongs here: starting `job.py`, passing its events on, ending it. What does not: what the job
+does, and how events are shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience_pipelines.errors import DeadlineError, ResilienceError
+from resilience_pipelines.home import Home
+from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec
+from resilience_pipelines.startup.benchmark import Progress
+
+_END_DEADLINE_S = 30.0
+_STDERR_LINES_KEPT = 50
+
+
+class JobError(ResilienceError):
+    """The job reported an error, or ended without a result."""
+
+    def __init__(self, reason: str, *, mend: str = "", exit_code: int = 1) -> None:
+        super().__init__(reason, mend=mend)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """Where a finished job put its record.
+
+    Attributes:
+        unsupported: parts of what was asked that the machine can't do, and why.
+    """
+
+    run_id: str
+    folder: Path
+    unsupported: dict[str, str]
+
+
+def run_local(
+    spec: StartupSpec | FaultSpec | SnapshotSpec,
+    home: Home,
+    progress: Progress,
+    *,
+    deadline_s: float = 6 * 3600.0,
+) -> JobResult:
+    """Run a job to its end.
+
+    Raises:
+        JobError: with the job's own reason and exit code.
+        DeadlineError: it took longer than `deadline_s` and was ended.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resilience_pipelines.job", "--home", str(home.root)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"RESILIENCE_LAUNCHER": "local"},
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stderr is not None
+    errors: deque[str] = deque(maxlen=_STDERR_LINES_KEPT)
+    reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
+    reader.start()
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        _end(process)
+
+    timer = threading.Timer(deadline_s, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        process.stdin.write(spec.model_dump_json())
+        process.stdin.close()
+        last = _follow(process, progress)
+        process.wait(_END_DEADLINE_S)
+    finally:
+        timer.cancel()
+        _end(process)
+        reader.join(1.0)
+    if expired.is_set():
+        raise DeadlineError(f"The job did not end within {deadline_s:g} s and was ended.")
+    return _result(last, process.returncode, "".join(errors))
+
+
+def _follow(process: subprocess.Popen[str], progress: Progress) -> dict[str, object]:
+    assert process.stdout is not None
+    last: dict[str, object] = {}
+    for line in process.stdout:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a library's own words on standard output are no event
+        if event.get("event") == "progress":
+            progress(event["what"], event["done"], event["total"])
+        else:
+            last = event
+    return last
+
+
+def _result(last: dict[str, object], code: int, errors: str) -> JobResult:
+    if last.get("event") == "landed":
+        return JobResult(str(last["run_id"]), Path(str(last["folder"])), _texts(last))
+    if last.get("event") == "error":
+        raise JobError(str(last["reason"]), mend=str(last["mend"]), exit_code=code)
+    raise JobError(f"The job ended with exit code {code} and no result.\n{errors}".rstrip())
+
+
+def _texts(event: dict[str, object]) -> dict[str, str]:
+    found = event.get("unsupported")
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, which lets the job end its workers, then SIGKILL, which ends them all the same."""
+    steps: tuple[Callable[[], None], ...] = (process.terminate, process.kill)
+    for step in steps:
+        if process.poll() is not None:
+            return
+        step()
+        try:
+            process.wait(_END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            continue
