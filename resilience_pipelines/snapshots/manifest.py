@@ -11,7 +11,7 @@ import secrets
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from resilience_pipelines.records import Name, Record
 from resilience_pipelines.stack import Stack
@@ -21,9 +21,14 @@ SCHEMA_VERSION = 1
 
 SNAPSHOT_ID_PATTERN = r"^snap-[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}$"
 
-RelativePath = Annotated[
-    str, Field(pattern=r"^(?!\.)[A-Za-z0-9._@+-]+(/(?!\.)[A-Za-z0-9._@+-]+)*$", max_length=400)
-]
+
+def _stays_inside(path: str) -> str:
+    if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path:
+        raise ValueError("it has to be a relative path without '.', '..' or empty parts")
+    return path
+
+
+RelativePath = Annotated[str, Field(max_length=4096), AfterValidator(_stays_inside)]
 
 
 class ImageFile(Record):

@@ -43,13 +43,14 @@ FIRST_WORKER_PID = 1000
 
 _INIT_DEADLINE_S = 10.0
 
-# Ignoring SIGCHLD makes the kernel reap whatever is re-parented to this init. `cat` ends when the
-# opener closes its end of the pipe or dies, and the kernel then kills all that lives inside.
+# Ignoring SIGCHLD makes the kernel reap whatever is re-parented to this init (by `env`: a POSIX
+# shell need not honour `trap "" CHLD`, and dash does not). `cat` ends when the opener closes its end
+# of the pipe or dies, and the kernel then kills all that lives inside.
 _INIT = """
 mount -t proc proc /proc &&
 mount -t tmpfs -o mode=1777,nosuid,nodev shm /dev/shm &&
 echo "$1" > /proc/sys/kernel/ns_last_pid &&
-trap "" CHLD && echo ready && exec cat > /dev/null
+echo ready && exec env --ignore-signal=CHLD cat > /dev/null
 """
 
 # The shell's own standard output carries the process id back; its error stream is the worker's.
@@ -58,7 +59,7 @@ _SPAWN = 'setsid "$@" >&2 & echo $!'
 _GUARD = """
 setsid "$@" >&2 < /dev/null &
 child=$!; echo $child; exec > /dev/null 2>&1
-cat; kill -KILL -- -$child
+cat; kill -s KILL -- -$child
 """
 
 

@@ -1,0 +1,49 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.criu import Criu
+from resilience_pipelines.snapshots.criu_binary import find_criu
+from resilience_pipelines.snapshots.device import NoDevice
+from resilience_pipelines.snapshots.engine import SnapshotEngine
+from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.stack import Stack, read_host
+from resilience_pipelines.workers.space import SpaceSupport, probe_spaces
+
+
+@pytest.fixture(scope="session")
+def support() -> SpaceSupport:
+    """Capsules, or a skip that says why there are none."""
+    found = probe_spaces()
+    if not found.capsule:
+        pytest.skip(f"no capsules on this machine: {found.reason}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def criu(support: SpaceSupport) -> Criu:
+    """A CRIU that works, or a skip that says why there is none."""
+    try:
+        return Criu(find_criu())
+    except ResilienceError as error:
+        pytest.skip(f"no CRIU on this machine: {error}")
+
+
+@pytest.fixture
+def engine(criu: Criu, tmp_path: Path) -> Iterator[SnapshotEngine]:
+    """A snapshot engine with a store of its own."""
+    stack = Stack.model_validate(
+        {**read_host(tmp_path), "engine": "contract", "engine_version": "1",
+         "criu_version": criu.version}
+    )  # fmt: skip
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    host = Host(stack, frozenset(read_cpu_features()))
+    yield SnapshotEngine(SnapshotStore(tmp_path / "store"), criu, NoDevice(), host, scratch)

@@ -1,0 +1,176 @@
+"""The snapshot store: whole snapshots only, nothing lost, nobody else looks in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from resilience_pipelines.errors import InputError
+from resilience_pipelines.snapshots.manifest import Manifest, new_snapshot_id
+from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
+from resilience_pipelines.snapshots.store import MANIFEST_NAME, SnapshotStore, StoredSnapshot
+from resilience_pipelines.stack import Stack
+from resilience_pipelines.workers.oracle import RecordedAnswer
+
+
+def put(
+    store: SnapshotStore, engine_version: str = "1", content: bytes = b"page"
+) -> StoredSnapshot:
+    snapshot_id = new_snapshot_id()
+    with store.begin(snapshot_id) as partial:
+        (partial.images / "pages-1.img").write_bytes(content)
+        (partial.shared_memory / "psm_1").write_bytes(b"shared")
+        manifest = Manifest(
+            snapshot_id=snapshot_id, created_at=datetime.now(UTC), engine="criu",
+            criu_version="4.2.1", worker="reference",
+            stack=Stack(engine="reference", engine_version=engine_version), cpu_features=("avx",),
+            port=8000, root_pid=1000, output_pipe="pipe:[1]",
+            answer=RecordedAnswer(prompt="p", token_ids=(1,), logprobs=(-1.0,)),
+            files=partial.describe_files(), mapped_files=(),
+        )  # fmt: skip
+        return store.commit(partial, manifest)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    return SnapshotStore(tmp_path / "snapshots")
+
+
+def test_what_was_put_is_what_is_got(store: SnapshotStore) -> None:
+    put_one = put(store)
+    got = store.get(put_one.manifest.snapshot_id)
+    assert got == put_one
+    store.verify(got)
+    assert [file.path for file in got.manifest.files] == ["images/pages-1.img", "shm/psm_1"]
+
+
+def test_leaving_without_a_commit_leaves_nothing(store: SnapshotStore) -> None:
+    def fail_half_way() -> None:
+        with store.begin(new_snapshot_id()) as partial:
+            (partial.images / "pages-1.img").write_bytes(b"half")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail_half_way()
+    assert list(store.root.iterdir()) == []
+
+
+def test_pruning_keeps_the_newest_of_each_stack(store: SnapshotStore) -> None:
+    made = [put(store, version) for version in ("1", "1", "2", "1")]
+    order = sorted(made, key=lambda s: s.manifest.snapshot_id)
+    doomed = store.prune(1, dry_run=True)
+    assert len(store.all()) == 4
+    assert store.prune(1) == doomed
+    kept = {s.manifest.stack.engine_version: s for s in store.all()}
+    assert set(kept) == {"1", "2"}
+    assert kept["1"] == [s for s in order if s.manifest.stack.engine_version == "1"][-1]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_the_last_snapshot_is_never_pruned(store: SnapshotStore, keep: int) -> None:
+    put(store)
+    with pytest.raises(InputError, match="keep"):
+        store.prune(keep)
+    assert len(store.all()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["../snapshots", "snap-1", "", "/etc", "snap-20260101T000000Z-0000000g"]
+)
+def test_a_name_that_is_no_id_is_refused(store: SnapshotStore, name: str) -> None:
+    with pytest.raises(InputError):
+        store.get(name)
+    with pytest.raises(InputError):
+        store.remove(name)
+
+
+def test_a_link_is_no_snapshot(store: SnapshotStore, tmp_path: Path) -> None:
+    real = put(store)
+    link = store.root / new_snapshot_id()
+    link.symlink_to(real.folder)
+    with pytest.raises(InputError):
+        store.get(link.name)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "{",
+        lambda text: text.replace("images/pages-1.img", "../../etc/passwd"),
+        lambda text: text.replace("images/pages-1.img", "/etc/passwd"),
+        lambda text: text.replace('"port": 8000', '"port": 0'),
+        lambda text: text.replace("snap-", "snap-2", 1),
+    ],
+)
+def test_a_manifest_that_lies_is_refused_and_hides_no_other(
+    store: SnapshotStore, damage: object
+) -> None:
+    good, bad = put(store), put(store)
+    path = bad.folder / MANIFEST_NAME
+    assert callable(damage)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(SnapshotError) as caught:
+        store.get(bad.folder.name)
+    assert caught.value.code is SnapshotReason.MANIFEST_UNREADABLE
+    assert store.all() == [good]
+    assert store.unreadable() == [bad.folder.name]
+
+
+def test_an_image_file_that_became_a_link_is_corrupt(store: SnapshotStore, tmp_path: Path) -> None:
+    snapshot = put(store)
+    page = snapshot.images / "pages-1.img"
+    twin = tmp_path / "twin"
+    twin.write_bytes(page.read_bytes())
+    page.unlink()
+    page.symlink_to(twin)
+    with pytest.raises(SnapshotError) as caught:
+        store.verify(snapshot)
+    assert caught.value.code is SnapshotReason.IMAGE_CORRUPT
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o770, 0o777])
+def test_an_exposed_store_is_refused(tmp_path: Path, mode: int) -> None:
+    root = tmp_path / "snapshots"
+    SnapshotStore(root)
+    root.chmod(mode)
+    with pytest.raises(SnapshotError) as caught:
+        SnapshotStore(root)
+    assert caught.value.code is SnapshotReason.STORE_EXPOSED
+
+
+def test_cleaning_takes_what_a_killed_writer_left_and_nothing_else(store: SnapshotStore) -> None:
+    script = (
+        "import os, signal, sys, pathlib\n"
+        "from resilience_pipelines.snapshots.store import SnapshotStore\n"
+        "store = SnapshotStore(pathlib.Path(sys.argv[1]))\n"
+        "with store.begin('snap-20260101T000000Z-deadbeef') as p:\n"
+        "    (p.images / 'pages-1.img').write_bytes(b'half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, str(store.root)], check=False, timeout=60,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    kept = put(store)
+    with store.begin(new_snapshot_id()) as in_progress:
+        removed = store.clean()
+        assert [path.name for path in removed] == [".partial-snap-20260101T000000Z-deadbeef"]
+        assert in_progress.folder.is_dir()
+    assert store.all() == [kept]
+
+
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = SnapshotStore(tmp_path / "snapshots")
+        snapshot = put(store)
+    finally:
+        os.umask(before)
+    assert store.root.stat().st_mode & 0o077 == 0
+    assert snapshot.folder.stat().st_mode & 0o077 == 0
+    assert (snapshot.folder / MANIFEST_NAME).stat().st_mode & 0o077 == 0
