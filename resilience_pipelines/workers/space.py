@@ -44,8 +44,8 @@ FIRST_WORKER_PID = 1000
 _INIT_DEADLINE_S = 10.0
 
 # Ignoring SIGCHLD makes the kernel reap whatever is re-parented to this init (by `env`: a POSIX
-# shell need not honour `trap "" CHLD`, and dash does not). `cat` ends when the opener closes its end
-# of the pipe or dies, and the kernel then kills all that lives inside.
+# shell need not honour `trap "" CHLD`, and dash does not). `cat` ends when the opener closes its
+# end of the pipe or dies, and the kernel then kills all that lives inside.
 _INIT = """
 mount -t proc proc /proc &&
 mount -t tmpfs -o mode=1777,nosuid,nodev shm /dev/shm &&
@@ -54,7 +54,12 @@ echo ready && exec env --ignore-signal=CHLD cat > /dev/null
 """
 
 # The shell's own standard output carries the process id back; its error stream is the worker's.
-_SPAWN = 'setsid "$@" >&2 & echo $!'
+# The program waits for a line until it is adopted: one that ends at once would be reaped before.
+_SPAWN = """
+exec 3<&0
+setsid sh -c 'read go <&3; exec 3<&-; exec "$@"' sh "$@" >&2 &
+echo $!
+"""
 
 _GUARD = """
 setsid "$@" >&2 < /dev/null &
@@ -233,14 +238,18 @@ class Capsule(Space):
 
     def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], output: int) -> Process:
         """See `Space.spawn`. The program becomes a child of the capsule's init."""
-        done = subprocess.run(
+        with subprocess.Popen(
             [*self.enter(), "sh", "-c", _SPAWN, "sh", *argv],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, env=dict(env),
-            timeout=_INIT_DEADLINE_S, check=False, cwd="/",
-        )  # fmt: skip
-        if done.returncode or not done.stdout:
-            raise SpaceError(f"{argv[0]} could not be started inside the capsule.")
-        return self.adopt(int(done.stdout))
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, env=dict(env), cwd="/",
+        ) as shell:  # fmt: skip
+            assert shell.stdin is not None
+            assert shell.stdout is not None
+            answer = shell.stdout.readline()
+            if not answer:
+                raise SpaceError(f"{argv[0]} could not be started inside the capsule.")
+            process = self.adopt(int(answer))
+            shell.stdin.write(b"go\n")
+        return process
 
     def enter(self) -> list[str]:
         """See `Space.enter`."""
