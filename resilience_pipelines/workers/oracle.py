@@ -14,7 +14,7 @@ from pydantic import Field
 from resilience_pipelines.records import Oracle, OracleVerdict, Record
 from resilience_pipelines.workers.client import Completion, WorkerClient
 
-PROMPT = "A worker that comes back must answer as it did before:"
+PROMPT = "The worker came back and said:"
 TOKENS = 24
 
 

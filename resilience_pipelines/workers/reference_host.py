@@ -65,7 +65,8 @@ class ReferenceWorker:
                 "--port", str(port), "--weights", str(self.weights),
             ),
             port=port,
-            env={"NUMBA_CACHE_DIR": str(cache)},
+            # One thread: two that wait for each other make figures noisy on a busy machine.
+            env={"NUMBA_CACHE_DIR": str(cache), "OPENBLAS_NUM_THREADS": "1"},
         )  # fmt: skip
 
     def weight_files(self) -> Sequence[Path]:
