@@ -88,7 +88,7 @@ class Criu:
         output: InheritedPipe,
         deadline_s: float,
     ) -> int:
-        """Bring a tree back inside `space`; returns its root's process id there.
+        """Bring a tree back inside `space`, stopped (SIGSTOP); returns its root's process id there.
 
         Args:
             images: the folder of the dump. It is not written to.
@@ -102,6 +102,7 @@ class Criu:
         for image in images.iterdir():
             (work / image.name).symlink_to(image)
         with self._session(space, work, log, deadline_s, pass_fds=[output.fd]) as client:
+            client.opts.leave_stopped = True
             inherited = client.opts.inherit_fd.add()
             inherited.key = output.key
             inherited.fd = output.fd

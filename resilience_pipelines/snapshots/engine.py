@@ -1,7 +1,8 @@
 """The snapshot protocol: from a serving worker to a stored image, and from an image to a worker.
 
 checkpoint: sleep -> device to host memory -> CRIU dump -> /dev/shm -> source goes on -> manifest ->
-rename into the store. restore: gate -> verify -> space -> CRIU restore -> device -> wake.
+rename into the store. restore: gate -> verify -> space -> CRIU restore -> device -> wake. Memory
+pages are verified while CRIU copies them; the restored processes stay stopped until that is done.
 
 What belongs here: the order of these steps and what happens when one fails: the source serves on,
 nothing partial stays, the failure has a phase and a reason code. What does not: how each step works
@@ -15,6 +16,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -283,7 +285,7 @@ class SnapshotEngine:
                     SnapshotReason.INCOMPATIBLE, "gate", "; ".join(str(item) for item in blocking)
                 )
         with watch.phase("verify"):
-            self.store.verify(snapshot)
+            self.store.verify_structure(snapshot)
         with watch.phase("space"):
             try:
                 space = Capsule()
@@ -292,29 +294,57 @@ class SnapshotEngine:
                     SnapshotReason.NO_NAMESPACES, "space", error.reason, mend=error.mend
                 ) from error
         output = WorkerOutput()
-        process: Process | None = None
         try:
-            launched_ns = watch.started_ns
-            process, statistics = self._criu_restore(
-                snapshot, space, output, watch, evidence, name, deadline_s
+            running, statistics = self._bring_back(
+                snapshot, worker, space, output, watch, evidence, name, deadline_s
             )
-            running = RunningWorker(
-                worker,
-                space,
-                process,
-                WorkerClient(space, manifest.port, worker.model),
-                output,
-                LaunchPlan(argv=(), port=manifest.port),
-                launched_ns,
-            )
-            self._wake(running, manifest, watch)
         except BaseException:
             space.close()
             output.close_write_end()
-            if process is not None:
-                process.close()
+            raise
+        try:
+            self._wake(running, manifest, watch)
+        except BaseException:
+            running.stop()
             raise
         return Restored(running, statistics)
+
+    def _bring_back(
+        self,
+        snapshot: StoredSnapshot,
+        worker: Worker,
+        space: Space,
+        output: WorkerOutput,
+        watch: Stopwatch,
+        evidence: Path | None,
+        name: str,
+        deadline_s: float,
+    ) -> tuple[RunningWorker, CriuStatistics]:
+        """CRIU restores and pages are verified at the same time; then the processes go on."""
+        with ThreadPoolExecutor(1, "verify-pages") as pool:
+            verified = pool.submit(self.store.verify_pages, snapshot)
+            try:
+                process, statistics = self._criu_restore(
+                    snapshot, space, output, watch, evidence, name, deadline_s
+                )
+            except SnapshotError:
+                verified.result()  # a damaged image is the reason, whatever CRIU says of it
+                raise
+            with watch.phase("verify_pages"):
+                verified.result()
+        with watch.phase("resume"):
+            process.signal_tree(signal.SIGCONT)
+        port = snapshot.manifest.port
+        running = RunningWorker(
+            worker,
+            space,
+            process,
+            WorkerClient(space, port, worker.model),
+            output,
+            LaunchPlan(argv=(), port=port),
+            watch.started_ns,
+        )
+        return running, statistics
 
     def _criu_restore(
         self,

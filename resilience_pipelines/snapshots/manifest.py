@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from resilience_pipelines.records import Name, Record
 from resilience_pipelines.stack import Stack
@@ -31,12 +31,23 @@ def _stays_inside(path: str) -> str:
 RelativePath = Annotated[str, Field(max_length=4096), AfterValidator(_stays_inside)]
 
 
+CHUNK_BYTES = 16 * 2**20
+"""Images are hashed in chunks of this size, so that all cores share in checking a large file."""
+
+
 class ImageFile(Record):
     """A file of the image, relative to the snapshot's folder."""
 
     path: RelativePath
     bytes: int = Field(ge=0)
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(min_length=1)
+    """SHA-256 of each chunk of `CHUNK_BYTES`, in order; an empty file has one, of nothing."""
+
+    @model_validator(mode="after")
+    def _has_a_hash_for_each_chunk(self) -> Self:
+        if len(self.sha256) != max(1, -(-self.bytes // CHUNK_BYTES)):
+            raise ValueError(f"{self.bytes} bytes do not have {len(self.sha256)} chunks")
+        return self
 
 
 class MappedFile(Record):

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,13 +26,18 @@ from pydantic import ValidationError
 
 from resilience_pipelines.errors import InputError, StorageError
 from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
-from resilience_pipelines.snapshots.manifest import SNAPSHOT_ID_PATTERN, ImageFile, Manifest
+from resilience_pipelines.snapshots.manifest import (
+    CHUNK_BYTES,
+    SNAPSHOT_ID_PATTERN,
+    ImageFile,
+    Manifest,
+)
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 _HASH_THREADS = min(8, os.cpu_count() or 1)
-_CHUNK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,21 @@ class PartialSnapshot:
         paths = sorted(
             path for base in (self.images, self.shared_memory) for path in _regular_files(base)
         )
+        sizes = [path.stat().st_size for path in paths]
+        chunks = [
+            (path, offset)
+            for path, size in zip(paths, sizes, strict=True)
+            for offset in _chunk_offsets(size)
+        ]
         with ThreadPoolExecutor(_HASH_THREADS) as pool:
-            digests = pool.map(_sha256, paths)
+            digests = pool.map(lambda chunk: _chunk_sha256(*chunk), chunks)
             return tuple(
                 ImageFile(
                     path=str(path.relative_to(self.folder)),
-                    bytes=path.stat().st_size,
-                    sha256=digest,
+                    bytes=size,
+                    sha256=tuple(next(digests) for _ in _chunk_offsets(size)),
                 )
-                for path, digest in zip(paths, digests, strict=True)
+                for path, size in zip(paths, sizes, strict=True)
             )
 
 
@@ -183,6 +194,17 @@ class SnapshotStore:
         Raises:
             SnapshotError: `image_corrupt`, naming the first file that is not what was written.
         """
+        self.verify_structure(snapshot)
+        self.verify_pages(snapshot)
+
+    def verify_structure(self, snapshot: StoredSnapshot) -> None:
+        """Check that the right files with the right sizes are there, and all that CRIU parses.
+
+        Left to `verify_pages` are the contents of memory pages, which CRIU copies but never reads.
+
+        Raises:
+            SnapshotError: `image_corrupt`
+        """
         listed = {file.path: file for file in snapshot.manifest.files}
         present = {
             str(path.relative_to(snapshot.folder))
@@ -193,12 +215,18 @@ class SnapshotStore:
             raise _corrupt(snapshot, path, "is missing")
         for path in sorted(present - listed.keys()):
             raise _corrupt(snapshot, path, "is not in the manifest")
-        # The largest first: the last thread to finish decides how long this takes.
-        ordered = sorted(listed.values(), key=lambda file: -file.bytes)
-        with ThreadPoolExecutor(_HASH_THREADS) as pool:
-            for path, problem in pool.map(lambda file: _check(snapshot, file), ordered):
-                if problem:
-                    raise _corrupt(snapshot, path, problem)
+        for file in listed.values():
+            if problem := _check_size(snapshot, file):
+                raise _corrupt(snapshot, file.path, problem)
+        _check_contents(snapshot, [file for file in listed.values() if not _holds_pages(file)])
+
+    def verify_pages(self, snapshot: StoredSnapshot) -> None:
+        """Check the contents of memory pages.
+
+        Raises:
+            SnapshotError: `image_corrupt`
+        """
+        _check_contents(snapshot, [file for file in snapshot.manifest.files if _holds_pages(file)])
 
     def remove(self, snapshot_id: str) -> int:
         """Delete one snapshot; returns the bytes freed. It vanishes in one step."""
@@ -284,28 +312,64 @@ def _corrupt(snapshot: StoredSnapshot, path: str, problem: str) -> SnapshotError
     )
 
 
-def _check(snapshot: StoredSnapshot, file: ImageFile) -> tuple[str, str]:
-    path = snapshot.folder / file.path
+def _holds_pages(file: ImageFile) -> bool:
+    return Path(file.path).name.startswith("pages-")
+
+
+def _check_contents(snapshot: StoredSnapshot, files: Iterable[ImageFile]) -> None:
+    chunks = [
+        (file, offset, digest)
+        for file in files
+        for offset, digest in zip(_chunk_offsets(file.bytes), file.sha256, strict=True)
+    ]
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        checks = pool.map(lambda chunk: _check_chunk(snapshot, *chunk), chunks)
+        for (file, _, _), problem in zip(chunks, checks, strict=True):
+            if problem:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise _corrupt(snapshot, file.path, problem)
+
+
+def _check_size(snapshot: StoredSnapshot, file: ImageFile) -> str:
     try:
-        facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode):
-            return file.path, "is no regular file"
-        if facts.st_size != file.bytes:
-            return file.path, f"has {facts.st_size} bytes instead of {file.bytes}"
-        if _sha256(path) != file.sha256:
-            return file.path, "does not have the SHA-256 of the manifest"
+        facts = (snapshot.folder / file.path).lstat()
     except OSError as error:
-        return file.path, f"can't be read ({error.strerror})"
-    return file.path, ""
+        return f"can't be read ({error.strerror})"
+    if not stat.S_ISREG(facts.st_mode):
+        return "is no regular file"
+    if facts.st_size != file.bytes:
+        return f"has {facts.st_size} bytes instead of {file.bytes}"
+    return ""
 
 
-def _sha256(path: Path) -> str:
+def _check_chunk(snapshot: StoredSnapshot, file: ImageFile, offset: int, digest: str) -> str:
+    try:
+        found = _chunk_sha256(snapshot.folder / file.path, offset)
+    except OSError as error:
+        return f"can't be read ({error.strerror})"
+    return (
+        "" if found == digest else f"does not have the SHA-256 of the manifest (byte {offset} f.)"
+    )
+
+
+def _chunk_offsets(size: int) -> range:
+    return range(0, max(size, 1), CHUNK_BYTES)
+
+
+def _chunk_sha256(path: Path, offset: int) -> str:
     digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    buffer = memoryview(bytearray(_READ_BYTES))
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
+    try:
+        end = offset + CHUNK_BYTES
+        while offset < end:
+            count = os.preadv(handle, [buffer[: end - offset]], offset)
+            if count == 0:
+                break
             digest.update(buffer[:count])
+            offset += count
+    finally:
+        os.close(handle)
     return digest.hexdigest()
 
 

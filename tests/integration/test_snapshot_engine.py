@@ -18,12 +18,12 @@ import pytest
 from resilience_pipelines.records import OracleVerdict, Outcome
 from resilience_pipelines.snapshots.engine import SnapshotEngine, Taken
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
-from resilience_pipelines.snapshots.store import StoredSnapshot
+from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot
 from resilience_pipelines.startup.arms import restore_worker
 from resilience_pipelines.workers.oracle import RecordedAnswer, check_answer, record_answer
 from resilience_pipelines.workers.process import RunningWorker, launch
 from resilience_pipelines.workers.space import SpaceSupport, open_space
-from tests.support.workers import ContractWorker
+from tests.support.workers import SERVER, ContractWorker
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def test_a_snapshot_answers_as_its_source_did(
         assert (restored.space.root / "dev/shm/worker-state").read_bytes() == b"shared" * 1000
         assert "answered" in restored.output.tail()
     assert {phase.name for phase in started.phases} == {
-        "gate", "verify", "space", "criu_restore", "wake", "first_token",
+        "gate", "verify", "space", "criu_restore", "verify_pages", "resume", "wake", "first_token",
     }  # fmt: skip
     assert_nothing_left(engine, children)
 
@@ -252,7 +252,7 @@ def test_a_full_store_costs_the_snapshot_but_not_the_source(
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "swapped", "added"])
-def test_a_damaged_image_is_refused_before_any_process_starts(
+def test_a_damaged_image_is_refused(
     engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path, damage: str, children: set[int]
 ) -> None:
     snapshot = snapshot_of(engine, support, tmp_path)
@@ -275,8 +275,36 @@ def test_a_damaged_image_is_refused_before_any_process_starts(
     with pytest.raises(SnapshotError) as caught:
         restore_worker(engine, snapshot, ContractWorker())
     assert caught.value.code is SnapshotReason.IMAGE_CORRUPT
-    assert caught.value.phase == "verify"
     assert_nothing_left(engine, children)
+
+
+def test_nothing_restored_runs_before_its_pages_are_verified(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = snapshot_of(engine, support, tmp_path, "child")
+    states: set[str] = set()
+    verify = SnapshotStore.verify_pages
+    restored = threading.Event()
+
+    def wait_for_criu(store: SnapshotStore, stored: StoredSnapshot) -> None:
+        assert restored.wait(20)
+        mine = [p for p in psutil.process_iter(["cmdline"]) if str(SERVER) in (p.cmdline() or [])]
+        states.update(process.status() for process in mine)
+        assert len(mine) == 2
+        verify(store, stored)
+
+    original = engine.criu.restore
+
+    def announce(*args: object, **options: object) -> int:
+        pid = original(*args, **options)  # type: ignore[arg-type]
+        restored.set()
+        return pid
+
+    monkeypatch.setattr(SnapshotStore, "verify_pages", wait_for_criu)
+    monkeypatch.setattr(engine.criu, "restore", announce)
+    with restore_worker(engine, snapshot, ContractWorker()).running as running:
+        assert answers_right(running, snapshot.manifest.answer)
+    assert states == {psutil.STATUS_STOPPED}
 
 
 def test_a_restore_that_criu_refuses_leaves_nothing_and_keeps_the_log(
@@ -289,7 +317,7 @@ def test_a_restore_that_criu_refuses_leaves_nothing_and_keeps_the_log(
     evidence.mkdir()
     os.truncate(snapshot.images / "inventory.img", 0)
     files = tuple(
-        file.model_copy(update={"bytes": 0, "sha256": hashlib.sha256().hexdigest()})
+        file.model_copy(update={"bytes": 0, "sha256": (hashlib.sha256().hexdigest(),)})
         if file.path == "images/inventory.img" else file
         for file in wrong.files
     )  # fmt: skip
@@ -321,7 +349,7 @@ def test_a_worker_dies_with_the_process_that_started_it(
         "import sys, time, pathlib\n"
         "from resilience_pipelines.workers.process import launch\n"
         "from resilience_pipelines.workers.space import SpaceSupport, open_space\n"
-        "from tests.support.workers import ContractWorker\n"
+        "from tests.support.workers import SERVER, ContractWorker\n"
         "running = launch(ContractWorker(), open_space(SpaceSupport(sys.argv[1] == 'capsule')),"
         " pathlib.Path('/tmp'))\n"
         "running.wait_ready()\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.snapshots.manifest import Manifest, new_snapshot_id
+from resilience_pipelines.snapshots.manifest import CHUNK_BYTES, Manifest, new_snapshot_id
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import MANIFEST_NAME, SnapshotStore, StoredSnapshot
 from resilience_pipelines.stack import Stack
@@ -47,6 +47,23 @@ def test_what_was_put_is_what_is_got(store: SnapshotStore) -> None:
     assert got == put_one
     store.verify(got)
     assert [file.path for file in got.manifest.files] == ["images/pages-1.img", "shm/psm_1"]
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, 5])
+def test_every_byte_of_a_file_of_several_chunks_is_checked(
+    store: SnapshotStore, extra: int
+) -> None:
+    content = bytes(CHUNK_BYTES * 2 + extra)
+    snapshot = put(store, content=content)
+    store.verify(snapshot)
+    path = snapshot.images / "pages-1.img"
+    for offset in (0, CHUNK_BYTES - 1, CHUNK_BYTES, len(content) - 1):
+        path.write_bytes(content[:offset] + b"x" + content[offset + 1 :])
+        with pytest.raises(SnapshotError) as caught:
+            store.verify(snapshot)
+        assert caught.value.code is SnapshotReason.IMAGE_CORRUPT
+    path.write_bytes(content)
+    store.verify(snapshot)
 
 
 def test_leaving_without_a_commit_leaves_nothing(store: SnapshotStore) -> None:

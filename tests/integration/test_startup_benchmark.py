@@ -1,0 +1,131 @@
+"""The start-up benchmark over a worker that starts in milliseconds, with real CRIU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.records import Arm, OracleVerdict, Outcome, PageCache
+from resilience_pipelines.snapshots.engine import SnapshotEngine
+from resilience_pipelines.snapshots.reasons import SnapshotReason
+from resilience_pipelines.startup.benchmark import (
+    BenchmarkContext,
+    PageCachePolicy,
+    StartupPlan,
+    StartupResult,
+    run_startup,
+)
+from resilience_pipelines.telemetry import Telemetry
+from resilience_pipelines.workers.space import SpaceSupport
+from tests.support.workers import ContractWorker
+
+
+def context_of(
+    tmp_path: Path, support: SpaceSupport, engine: SnapshotEngine | None, *traits: str
+) -> BenchmarkContext:
+    folders = {name: tmp_path / name for name in ("cache", "evidence", "work")}
+    for folder in folders.values():
+        folder.mkdir()
+    from resilience_pipelines.stack import Stack
+
+    return BenchmarkContext(
+        worker=ContractWorker(traits),
+        stack=engine.host.stack if engine else Stack(engine="contract"),
+        support=support,
+        engine=engine,
+        no_engine_why="" if engine else "no CRIU here",
+        warm_cache=folders["cache"],
+        evidence=folders["evidence"],
+        scratch=folders["work"],
+        telemetry=Telemetry(0.01),
+    )
+
+
+def measure(context: BenchmarkContext, plan: StartupPlan) -> StartupResult:
+    seen: list[tuple[int, int]] = []
+    result = run_startup(plan, context, lambda _, done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+    return result
+
+
+def test_every_arm_is_measured_as_often_as_asked_with_an_equal_oracle(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, engine)
+    result = measure(context, StartupPlan(repeats=2))
+    assert [m.outcome for m in result.startups] == [Outcome.OK] * 8, result.startups
+    assert [m.position for m in result.startups] == list(range(8))
+    assert {m.arm for m in result.startups} == set(Arm)
+    assert all(m.oracle.verdict is OracleVerdict.EQUAL for m in result.startups)
+    assert all(m.throughput_tokens_per_s for m in result.startups)
+    for m in result.startups:
+        before = m.throughput_before_tokens_per_s
+        assert (before is not None) == (m.arm in (Arm.RESTORE, Arm.SLEEP_WAKE))
+        if m.arm is Arm.RESTORE:
+            assert m.criu is not None
+            assert m.criu.restore_s is not None
+            assert m.snapshot_id == result.snapshots[0].snapshot_id
+            assert m.page_cache_requested is PageCache.WARM
+            assert m.page_cache_found is PageCache.WARM
+    assert result.snapshots[0].source_serving_after is True
+    assert len({m.measurement_id for m in result.startups}) == 8
+    samples = context.telemetry.frame()
+    assert set(samples["subject"]) <= {m.measurement_id for m in result.startups}
+    assert set(samples["series"]) == {"worker_resident_memory", "worker_cpu_time"}
+    assert list(context.scratch.iterdir()) == []
+
+
+def test_without_an_engine_the_restore_arm_is_unsupported_and_says_why(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, SpaceSupport(False, "asked"), None)
+    result = measure(context, StartupPlan(repeats=2))
+    assert result.unsupported == {"restore": "no CRIU here"}
+    by_arm = {
+        arm: {m.outcome for m in result.startups if m.arm is arm} for arm in Arm
+    }  # fmt: skip
+    assert by_arm.pop(Arm.RESTORE) == {Outcome.UNSUPPORTED}
+    assert all(outcomes == {Outcome.OK} for outcomes in by_arm.values())
+
+
+def test_a_dump_that_fails_is_recorded_and_fails_the_restores_only(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, engine, "io_uring")
+    result = measure(context, StartupPlan(arms=(Arm.WARM_CACHE, Arm.RESTORE), repeats=1))
+    assert result.snapshots[0].reason_code == SnapshotReason.DUMP_FAILED
+    by_arm = {m.arm: m for m in result.startups}
+    assert by_arm[Arm.WARM_CACHE].outcome is Outcome.OK
+    assert by_arm[Arm.RESTORE].outcome is Outcome.FAILED
+    assert by_arm[Arm.RESTORE].reason_code == SnapshotReason.DUMP_FAILED
+    assert list(context.evidence.iterdir())
+
+
+def test_a_worker_that_answers_otherwise_each_time_fails_where_it_starts_anew(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    """Random memory: only a restore brings the same answer back."""
+    context = context_of(tmp_path, support, engine, "random_memory")
+    result = measure(context, StartupPlan(arms=(Arm.WARM_CACHE, Arm.RESTORE), repeats=1))
+    by_arm = {m.arm: m for m in result.startups}
+    assert by_arm[Arm.RESTORE].outcome is Outcome.OK
+    assert by_arm[Arm.WARM_CACHE].outcome is Outcome.FAILED
+    assert by_arm[Arm.WARM_CACHE].reason_code == SnapshotReason.WRONG_ANSWER
+    assert by_arm[Arm.WARM_CACHE].total_s is not None
+
+
+def test_another_page_cache_is_another_variant(support: SpaceSupport, tmp_path: Path) -> None:
+    context = context_of(tmp_path, support, None)
+    plan = StartupPlan(arms=(Arm.WARM_CACHE,), repeats=1, page_cache=PageCachePolicy.AS_FOUND)
+    (found,) = measure(context, plan).startups
+    assert found.variant == "page_cache_as_found"
+    assert found.page_cache_requested is PageCache.UNKNOWN
+    assert found.page_cache_fraction is not None
+
+
+def test_a_source_that_does_not_start_is_an_error(support: SpaceSupport, tmp_path: Path) -> None:
+    context = context_of(tmp_path, support, None, "exits")
+    with pytest.raises(ResilienceError, match="ended before it was ready"):
+        measure(context, StartupPlan(repeats=1))
