@@ -1,0 +1,103 @@
+with asked as (
+    select
+        worker,
+        basis,
+        stack_key,
+        'startup' as kind,
+        arm as subject,
+        case result
+            when 'right' then 'ok'
+            when 'unsupported' then 'unsupported'
+            else 'failed'
+        end as status,
+        coalesce(reason_code, result) as reason
+    from {{ ref('startup_measurements') }}
+    union all
+    select
+        worker,
+        basis,
+        stack_key,
+        'snapshot' as kind,
+        'snapshot' as subject,
+        outcome as status,
+        coalesce(reason_code, outcome) as reason
+    from {{ ref('snapshots') }}
+    union all
+    -- A fault that the system failed is a finding; one that can't be judged is missing data.
+    select
+        worker,
+        basis,
+        stack_key,
+        'fault' as kind,
+        fault as subject,
+        case
+            when verdict in ('pass', 'fail') then 'ok'
+            when verdict = 'not_applicable' then 'unsupported'
+            else 'failed'
+        end as status,
+        coalesce(reason_code, verdict) as reason
+    from {{ ref('fault_runs') }}
+    union all
+    -- What a run could not do at all and has no measurement of.
+    select
+        worker,
+        basis,
+        stack_key,
+        kind,
+        subject,
+        'unsupported' as status,
+        'unsupported' as reason
+    from (
+        select
+            run_id,
+            worker,
+            basis,
+            stack_key,
+            kind,
+            unnest(json_keys(unsupported)) as subject
+        from {{ ref('runs') }}
+    ) as missing
+    where
+        not exists (
+            select 1
+            from {{ ref('startup_measurements') }} as startups
+            where startups.run_id = missing.run_id and startups.arm = missing.subject
+        )
+        and not exists (
+            select 1
+            from {{ ref('fault_runs') }} as faults
+            where faults.run_id = missing.run_id and faults.planned_fault = missing.subject
+        )
+),
+
+reasons as (
+    select
+        worker,
+        basis,
+        stack_key,
+        kind,
+        subject,
+        string_agg(format('{} ({})', reason, times), ', ' order by times desc, reason) as reasons
+    from (
+        select worker, basis, stack_key, kind, subject, reason, count(*) as times
+        from asked
+        where status <> 'ok'
+        group by all
+    )
+    group by all
+)
+
+select
+    asked.worker,
+    asked.basis,
+    asked.stack_key,
+    asked.kind,
+    asked.subject,
+    count(*) as asked,
+    count(*) filter (where asked.status = 'ok') as ok,
+    count(*) filter (where asked.status = 'failed') as failed,
+    count(*) filter (where asked.status = 'unsupported') as unsupported,
+    any_value(reasons.reasons) as reasons
+from asked
+left join reasons using (worker, basis, stack_key, kind, subject)
+group by all

@@ -1,0 +1,3 @@
+select * exclude (variant)
+from {{ ref('startup_variants') }}
+where variant is null

@@ -1,0 +1,2 @@
+select * rename (engine as snapshot_engine)
+from {{ source('raw', 'snapshots') }}

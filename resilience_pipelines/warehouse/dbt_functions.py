@@ -1,0 +1,52 @@
+"""Functions that the marts' SQL calls, registered by dbt-duckdb when it opens the warehouse.
+
+What belongs here: the bridge from SQL to `trends.statistics`. What does not: any statistics, and
+the marts (`dbt/`).
+
+In SQL: `median_ci(list of double)` and `ratio_ci(list of double, list of double)` give a struct of
+`low` and `high`, or null where there is no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import duckdb
+from dbt.adapters.duckdb.plugins import BasePlugin
+from duckdb.func import FunctionNullHandling
+
+from resilience_pipelines.trends.statistics import Interval, median_ci, ratio_of_medians_ci
+
+
+class Plugin(BasePlugin):
+    """The name by which dbt-duckdb finds a plugin in a module."""
+
+    def configure_connection(self, conn: duckdb.DuckDBPyConnection) -> None:
+        """Called by dbt-duckdb with each connection it opens."""
+        register(conn)
+
+
+def register(connection: duckdb.DuckDBPyConnection) -> None:
+    """Make the functions known to a connection."""
+    values = connection.list_type("DOUBLE")
+    bounds = connection.struct_type({"low": "DOUBLE", "high": "DOUBLE"})
+    connection.create_function(
+        "median_ci", _median_ci, [values], bounds, null_handling=FunctionNullHandling.SPECIAL
+    )
+    connection.create_function(
+        "ratio_ci", _ratio_ci, [values, values], bounds, null_handling=FunctionNullHandling.SPECIAL
+    )
+
+
+def _median_ci(values: Sequence[float] | None) -> dict[str, float] | None:
+    return _bounds(median_ci(values or ()))
+
+
+def _ratio_ci(
+    numerator: Sequence[float] | None, denominator: Sequence[float] | None
+) -> dict[str, float] | None:
+    return _bounds(ratio_of_medians_ci(numerator or (), denominator or ()))
+
+
+def _bounds(interval: Interval | None) -> dict[str, float] | None:
+    return {"low": interval.low, "high": interval.high} if interval else None

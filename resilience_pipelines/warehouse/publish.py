@@ -1,0 +1,183 @@
+"""Publishing: a copy of the marts that analysts and dashboards open without meeting a lock.
+
+What belongs here: making the copy, checking it, and putting it in place at once. What does not:
+what is in the marts (`dbt/`), and reading the copy (`query`).
+
+A reader that has the old file open keeps reading it; whoever opens the path afterwards gets the new
+one. Nobody ever sees half of it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from resilience_pipelines.errors import CorruptError, InputError, StorageError
+from resilience_pipelines.home import Home
+from resilience_pipelines.owned_folder import owned_folder, remove_orphans
+from resilience_pipelines.warehouse.connection import (
+    LOCK_WAIT_S,
+    alone_in_process,
+    storage_error,
+    when_unlocked,
+)
+
+STORAGE_VERSION: Final = "v1.0.0"
+"""The oldest DuckDB that reads the published file: analysts' tools are older than ours."""
+
+_WORK_PREFIX = ".publishing-"
+_MEND_BUILD = "Load results and build the marts first: `resilience load`."
+
+
+@dataclass(frozen=True)
+class _Mart:
+    name: str
+    comment: str | None
+    columns: tuple[tuple[str, str], ...]
+    """Columns that have a comment, with it."""
+
+
+def publish(home: Home, *, parquet: bool = False, lock_wait_s: float = LOCK_WAIT_S) -> Path:
+    """Copy the marts to the published file; returns its path.
+
+    Args:
+        parquet: also write each mart as `published/parquet/<mart>.parquet`.
+
+    Raises:
+        InputError: there are no marts yet.
+        BusyError: another process has the warehouse open.
+        StorageError: no space, or no right to write; the old file stays as it was.
+        CorruptError: the copy is not what was copied; the old file stays as it was.
+    """
+    target = home.published
+    if not home.warehouse.is_file():
+        raise InputError(
+            "warehouse", str(home.warehouse), "there is no such file", mend=_MEND_BUILD
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_orphans(target.parent, f"{_WORK_PREFIX}*")
+        with owned_folder(target.parent / f"{_WORK_PREFIX}{secrets.token_hex(4)}") as work:
+            copy = work / target.name
+            with alone_in_process(home.warehouse, lock_wait_s):
+                marts = _copy(home.warehouse, copy, time.monotonic() + lock_wait_s)
+            files = [(copy, target)]
+            if parquet:
+                files += _write_parquet(copy, marts, target.parent / "parquet")
+            for made, _ in files:
+                _fsync(made)
+            for made, final in files:
+                made.replace(final)
+            for folder in {final.parent for _, final in files}:
+                _fsync(folder)
+    except duckdb.Error as error:
+        raise storage_error(target, error) from error
+    except OSError as error:
+        raise StorageError(
+            f"{target} could not be written ({error.strerror or error}).",
+            mend="Check the path, its rights and its free space.",
+        ) from error
+    return target
+
+
+def _copy(warehouse: Path, copy: Path, deadline: float) -> list[_Mart]:
+    with duckdb.connect(":memory:") as connection:
+        connection.execute(f"set temp_directory = {_text(copy.with_suffix('.spill'))}")
+        when_unlocked(
+            lambda: connection.execute(f"attach {_text(warehouse)} as warehouse (read_only)"),
+            warehouse,
+            deadline,
+        )
+        connection.execute(
+            f"attach {_text(copy)} as published (storage_version {_text(STORAGE_VERSION)})"
+        )
+        marts = _list_marts(connection)
+        if not marts:
+            raise InputError("warehouse", str(warehouse), "it has no marts yet", mend=_MEND_BUILD)
+        connection.execute("begin")
+        for mart in marts:
+            name = _name(mart.name)
+            connection.execute(f"create table published.main.{name} as from warehouse.main.{name}")
+            if mart.comment:
+                connection.execute(
+                    f"comment on table published.main.{name} is {_text(mart.comment)}"
+                )
+            for column, comment in mart.columns:
+                connection.execute(
+                    f"comment on column published.main.{name}.{_name(column)} is {_text(comment)}"
+                )
+        connection.execute("commit")
+        sums = {mart.name: _checksum(connection, f"warehouse.main.{_name(mart.name)}")
+                for mart in marts}  # fmt: skip
+        connection.execute("detach published")
+    with duckdb.connect(str(copy), read_only=True) as connection:
+        for mart in marts:
+            if _checksum(connection, f"main.{_name(mart.name)}") != sums[mart.name]:
+                raise CorruptError(
+                    f"The copy of mart {mart.name} is not what was copied.",
+                    mend="Check the disk, and publish again.",
+                )
+    return marts
+
+
+def _list_marts(connection: duckdb.DuckDBPyConnection) -> list[_Mart]:
+    tables = connection.execute(
+        "select table_name, comment from duckdb_tables() "
+        "where database_name = 'warehouse' and schema_name = 'main' order by table_name"
+    ).fetchall()
+    commented = connection.execute(
+        "select table_name, column_name, comment from duckdb_columns() "
+        "where database_name = 'warehouse' and schema_name = 'main' and comment is not null "
+        "order by table_name, column_index"
+    ).fetchall()
+    return [
+        _Mart(
+            table, comment, tuple((column, text) for owner, column, text in commented
+                                  if owner == table),
+        )
+        for table, comment in tables
+    ]  # fmt: skip
+
+
+def _checksum(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[int, int | None]:
+    """A table's row count and the sum of its rows' hashes, which no order changes."""
+    [(count, total)] = connection.execute(
+        f"select count(*), sum(hash(marts)) from {table} as marts"  # noqa: S608
+    ).fetchall()
+    return count, total
+
+
+def _write_parquet(copy: Path, marts: list[_Mart], folder: Path) -> list[tuple[Path, Path]]:
+    """Each mart as a Parquet file beside the copy, with the path where it goes."""
+    folder.mkdir(exist_ok=True)
+    files = []
+    with duckdb.connect(str(copy), read_only=True) as connection:
+        for mart in marts:
+            made = copy.parent / f"{mart.name}.parquet"
+            connection.execute(
+                f"copy main.{_name(mart.name)} to {_text(made)} (format parquet, compression zstd)"
+            )
+            files.append((made, folder / made.name))
+    return files
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _name(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _text(value: str | Path) -> str:
+    return "'" + str(value).replace("'", "''") + "'"

@@ -1,0 +1,274 @@
+"""The raw tables of the warehouse: their definition and its versions.
+
+What belongs here: the SQL that makes schema `raw`, as a list of migrations that is only ever
+appended to, and applying it. What does not: filling the tables (`load`), and the marts (`dbt/`).
+
+Raw tables hold records as they were written, one table for each part that repeats. They can be
+dropped at any time: everything can be loaded again from the landing folders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import duckdb
+
+from resilience_pipelines.errors import CorruptError
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One step of the schema. A step that was released is never edited."""
+
+    version: int
+    name: str
+    sql: str
+
+
+_CRIU = """
+    criu_freezing_s double,
+    criu_frozen_s double,
+    criu_memdump_s double,
+    criu_memwrite_s double,
+    criu_pages_scanned bigint,
+    criu_pages_skipped_parent bigint,
+    criu_pages_written bigint,
+    criu_forking_s double,
+    criu_restore_s double,
+    criu_pages_compared bigint,
+    criu_pages_skipped_cow bigint,
+    criu_pages_restored bigint
+"""
+
+_PHASES = """
+    run_id varchar not null,
+    measurement_id varchar not null,
+    ordinal bigint not null,
+    name varchar not null,
+    start_s double not null,
+    duration_s double not null,
+    clock varchar not null,
+    resolution_s double not null
+"""
+
+MIGRATIONS: Final = (
+    Migration(
+        1,
+        "raw tables of record schema 1",
+        f"""
+create table raw.stacks (
+    stack_key varchar primary key,
+    hardware_key varchar not null,
+    software_key varchar not null,
+    hardware_label varchar not null,
+    software_label varchar not null,
+    gpu_sku varchar,
+    gpu_count bigint,
+    gpu_memory_mib bigint,
+    cpu_model varchar,
+    cpu_count bigint,
+    memory_mib bigint,
+    storage_kind varchar,
+    architecture varchar,
+    driver_version varchar,
+    cuda_version varchar,
+    kernel_version varchar,
+    criu_version varchar,
+    snapshot_engine varchar,
+    container_runtime varchar,
+    kubernetes_version varchar,
+    engine varchar not null,
+    engine_version varchar,
+    torch_version varchar,
+    nccl_version varchar,
+    python_version varchar,
+    image_digest varchar,
+    model varchar,
+    model_precision varchar
+);
+create table raw.runs (
+    run_id varchar primary key,
+    schema_version bigint not null,
+    kind varchar not null,
+    started_at timestamptz not null,
+    finished_at timestamptz not null,
+    worker varchar not null,
+    basis varchar not null,
+    stack_key varchar not null,
+    launcher varchar not null,
+    platform_version varchar not null,
+    platform_commit varchar,
+    parameters varchar not null,
+    unsupported varchar not null,
+    folder varchar not null,
+    run_file_sha256 varchar not null,
+    loaded_at timestamptz not null
+);
+create table raw.startups (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    arm varchar not null,
+    variant varchar,
+    repeat bigint not null,
+    position bigint not null,
+    started_at timestamptz not null,
+    outcome varchar not null,
+    reason_code varchar,
+    detail varchar not null,
+    total_s double,
+    unaccounted_s double,
+    oracle_verdict varchar not null,
+    oracle_tokens bigint,
+    oracle_first_difference bigint,
+    oracle_max_logprob_difference double,
+    oracle_detail varchar not null,
+    page_cache_requested varchar not null,
+    page_cache_found varchar not null,
+    page_cache_fraction double,
+    snapshot_id varchar,
+    throughput_tokens_per_s double,
+    throughput_before_tokens_per_s double,
+    {_CRIU}
+);
+create table raw.startup_phases ({_PHASES});
+create table raw.snapshots (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    snapshot_id varchar,
+    started_at timestamptz not null,
+    outcome varchar not null,
+    reason_code varchar,
+    detail varchar not null,
+    engine varchar not null,
+    total_s double,
+    unaccounted_s double,
+    image_bytes bigint,
+    image_files bigint,
+    sleep_level bigint,
+    source_serving_after boolean,
+    {_CRIU}
+);
+create table raw.snapshot_phases ({_PHASES});
+create table raw.faults (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    fault varchar not null,
+    strategy varchar not null,
+    layer varchar not null,
+    control boolean not null,
+    recovery varchar,
+    repeat bigint not null,
+    parameters varchar not null,
+    started_at timestamptz not null,
+    verdict varchar not null,
+    reason_code varchar,
+    detail varchar not null,
+    effect_proved boolean,
+    effect_source varchar,
+    effect_detail varchar,
+    time_to_detect_s double,
+    time_to_recover_s double,
+    recovery_s double,
+    rollback_proved boolean,
+    rollback_source varchar,
+    rollback_detail varchar,
+    oracle_verdict varchar not null,
+    oracle_tokens bigint,
+    oracle_first_difference bigint,
+    oracle_max_logprob_difference double,
+    oracle_detail varchar not null
+);
+create table raw.fault_detections (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    ordinal bigint not null,
+    detector varchar not null,
+    expected boolean not null,
+    detected boolean not null,
+    detected_after_s double,
+    deadline_s double,
+    clock varchar not null,
+    resolution_s double not null,
+    detail varchar not null
+);
+create table raw.fault_events (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    ordinal bigint not null,
+    name varchar not null,
+    at_s double not null,
+    detail varchar not null
+);
+create table raw.evidence (
+    run_id varchar not null,
+    path varchar not null,
+    bytes bigint not null,
+    sha256 varchar not null
+);
+create table raw.samples (
+    run_id varchar not null,
+    subject varchar not null,
+    at_s double not null,
+    series varchar not null,
+    unit varchar not null,
+    value double
+);
+create table raw.rejected (
+    folder varchar primary key,
+    fingerprint varchar,
+    reason varchar not null,
+    rejected_at timestamptz not null
+);
+""",
+    ),
+)
+
+RECORD_TABLES: Final = (
+    "runs",
+    "startups",
+    "startup_phases",
+    "snapshots",
+    "snapshot_phases",
+    "faults",
+    "fault_detections",
+    "fault_events",
+    "evidence",
+)
+"""Tables that get a run's own rows. A stack is shared by runs, and samples come as Parquet."""
+
+
+def migrate(connection: duckdb.DuckDBPyConnection) -> int:
+    """Bring schema `raw` to the newest version, each step in a transaction; returns the version.
+
+    Raises:
+        CorruptError: the warehouse was made by a newer release.
+    """
+    connection.execute("create schema if not exists raw")
+    connection.execute(
+        "create table if not exists raw.migrations "
+        "(version integer primary key, name varchar not null, applied_at timestamptz not null)"
+    )
+    rows = connection.execute("select version from raw.migrations").fetchall()
+    current = max((int(version) for (version,) in rows), default=0)
+    newest = MIGRATIONS[-1].version
+    if current > newest:
+        raise CorruptError(
+            f"The warehouse has schema version {current}, and this release knows {newest}.",
+            mend="Upgrade resilience-pipelines, or move the file away and load all results again.",
+        )
+    for migration in MIGRATIONS:
+        if migration.version <= current:
+            continue
+        connection.execute("begin")
+        try:
+            connection.execute(migration.sql)
+            connection.execute(
+                "insert into raw.migrations values (?, ?, now())",
+                [migration.version, migration.name],
+            )
+            connection.execute("commit")
+        except BaseException:
+            connection.execute("rollback")
+            raise
+    return newest

@@ -1,0 +1,529 @@
+"""dbt builds the marts, and they say what a slow, plain reading of the records says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+
+from resilience_pipelines.errors import DeadlineError
+from resilience_pipelines.home import Home
+from resilience_pipelines.records import (
+    Arm,
+    Basis,
+    Layer,
+    OracleVerdict,
+    Outcome,
+    RunKind,
+    RunRecord,
+    StartupMeasurement,
+    Verdict,
+)
+from resilience_pipelines.trends.statistics import median_ci, ratio_of_medians_ci
+from resilience_pipelines.warehouse import transform
+from resilience_pipelines.warehouse.load import load
+from resilience_pipelines.warehouse.publish import publish
+from resilience_pipelines.warehouse.query import query
+from resilience_pipelines.warehouse.transform import TransformError, build
+from tests.factories import DIFFERENT, NOT_CHECKED, RecordFactory, land, make_home, make_stack
+
+OLD = make_stack()
+NEW = make_stack(criu_version="4.3", kernel_version="6.18.0")
+OTHER = make_stack(cpu_count=64)
+
+
+def make_records() -> list[RunRecord]:
+    """Runs that hold one of everything that the marts tell apart."""
+    factory = RecordFactory(11)
+    records = [factory.startup_record(4, stack=OLD), factory.startup_record(3, stack=OLD)]
+    records.append(
+        factory.record(
+            stack=OLD,
+            startups=[
+                factory.startup(Arm.RESTORE, 10, oracle=DIFFERENT, total_s=0.1),
+                factory.startup(Arm.RESTORE, 11, oracle=NOT_CHECKED, total_s=0.2),
+                factory.failed_startup(Arm.RESTORE, 12),
+                factory.failed_startup(
+                    Arm.COLD, 13, outcome=Outcome.UNSUPPORTED, reason_code="no_criu"
+                ),
+                factory.startup(Arm.SLEEP_WAKE, 14, variant="level_2", total_s=0.9),
+                factory.startup(Arm.SLEEP_WAKE, 15, variant="level_2", total_s=0.8),
+            ],
+        )
+    )
+    records += [factory.fault_record(3, stack=OLD), factory.fault_record(2, stack=OLD)]
+    records.append(
+        factory.record(
+            RunKind.FAULT,
+            stack=OLD,
+            faults=[
+                *(factory.fault("xid", index, verdict=verdict, layer=Layer.CACHE)
+                  for index, verdict in enumerate(Verdict)),
+                factory.fault("xid", 20, layer=Layer.REAL, recovery=None),
+                factory.fault("xid", 21, detected=False, layer=Layer.CACHE),
+                factory.fault("xid", 22, control=True, detected=True, layer=Layer.CACHE),
+            ],
+            unsupported={"restore": "no CRIU"},
+        )
+    )  # fmt: skip
+    records.append(
+        factory.startup_record(
+            1, stack=NEW, arms=[Arm.COLD, Arm.RESTORE],
+            totals_s={Arm.COLD: [50.0], Arm.RESTORE: [3.0, 3.5]},
+        )
+    )  # fmt: skip
+    records.append(factory.startup_record(2, stack=OTHER, arms=[Arm.WARM_CACHE]))
+    measured = RecordFactory(12, worker="vllm", basis=Basis.MEASURED)
+    records.append(measured.startup_record(2, stack=OLD))
+    return records
+
+
+RECORDS = make_records()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = make_home(tmp_path_factory.mktemp("marts") / "home")
+    factory = RecordFactory(1)
+    for record in RECORDS:
+        land(home.landing, record, samples=factory.samples(record))
+    assert len(load(home).loaded) == len(RECORDS)
+    report = build(home)
+    found = {finding.node for finding in report.warnings}
+    assert found == {"controls_raise_no_alarm"}, "the one false alarm among the records"
+    assert report.models >= 18
+    assert report.tests >= 40
+    publish(home)
+    return home
+
+
+def rows(home: Home, sql: str) -> list[dict[str, Any]]:
+    return query(home, sql).to_dicts()
+
+
+Scope = tuple[str, str, str]
+
+
+def scope(record: RunRecord) -> Scope:
+    return (record.worker, record.basis.value, record.stack_key)
+
+
+def key(row: dict[str, Any], *names: str) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("worker", "basis", "stack_key", *names))
+
+
+def starts() -> Iterable[tuple[RunRecord, StartupMeasurement]]:
+    return ((record, item) for record in RECORDS for item in record.startups)
+
+
+def is_right(item: StartupMeasurement) -> bool:
+    return item.outcome is Outcome.OK and item.oracle.verdict is OracleVerdict.EQUAL
+
+
+def right_totals_s() -> dict[tuple[Any, ...], list[float]]:
+    found: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for record, item in starts():
+        if is_right(item) and item.total_s is not None:
+            found[(*scope(record), item.arm.value, item.variant)].append(item.total_s)
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    found = median_ci(values)
+    return (found.low, found.high) if found else (None, None)
+
+
+def test_every_start_is_in_its_mart(home: Home) -> None:
+    found = rows(home, "from startup_measurements")
+    assert Counter((row["run_id"], row["measurement_id"]) for row in found) == Counter(
+        (record.run_id, item.measurement_id) for record, item in starts()
+    )
+    by_id = {(row["run_id"], row["measurement_id"]): row for row in found}
+    for record, item in starts():
+        row = by_id[record.run_id, item.measurement_id]
+        assert row["total_s"] == item.total_s
+        assert row["started_at"] == item.started_at
+        assert row["oracle_verdict"] == item.oracle.verdict
+        assert row["engine_version"] == record.stack.engine_version
+        assert row["hardware_label"] == record.stack.hardware_label
+        assert row["criu_restore_s"] == (item.criu.restore_s if item.criu else None)
+
+
+def test_variants_stand_on_right_answers_alone(home: Home) -> None:
+    found = {key(row, "arm", "variant"): row for row in rows(home, "from startup_variants")}
+    groups: dict[tuple[Any, ...], list[StartupMeasurement]] = defaultdict(list)
+    for record, item in starts():
+        groups[(*scope(record), item.arm.value, item.variant)].append(item)
+    assert found.keys() == groups.keys()
+    totals = right_totals_s()
+    for name, items in groups.items():
+        row = found[name]
+        values = totals.get(name, [])
+        assert row["n"] == len(values)
+        assert row["median_s"] == (pytest.approx(median(values)) if values else None)
+        assert (row["ci_low_s"], row["ci_high_s"]) == interval(values)
+        assert row["min_s"] == (min(values) if values else None)
+        assert row["max_s"] == (max(values) if values else None)
+        assert row["n_wrong_answer"] == sum(
+            item.oracle.verdict is OracleVerdict.DIFFERENT for item in items
+        )
+        assert row["n_failed"] == sum(
+            item.outcome is Outcome.FAILED and item.oracle.verdict is not OracleVerdict.DIFFERENT
+            for item in items
+        )
+        assert row["n_unsupported"] == sum(item.outcome is Outcome.UNSUPPORTED for item in items)
+        assert row["n_not_checked"] == sum(
+            item.outcome is Outcome.OK and item.oracle.verdict is OracleVerdict.NOT_CHECKED
+            for item in items
+        )
+        fractions = [
+            item.unaccounted_s / item.total_s
+            for item in items
+            if is_right(item) and item.total_s and item.unaccounted_s is not None
+        ]
+        assert row["mean_unaccounted_fraction"] == (
+            pytest.approx(sum(fractions) / len(fractions)) if fractions else None
+        )
+        assert row["first_started_at"] == min(item.started_at for item in items)
+
+
+def test_the_analysts_query_over_arms(home: Home) -> None:
+    frame = query(
+        home, "select arm, n, median_s, ci_low_s, ci_high_s from startup_summary order by arm"
+    )
+    assert frame.columns == ["arm", "n", "median_s", "ci_low_s", "ci_high_s"]
+    assert frame["arm"].to_list() == sorted(frame["arm"].to_list())
+    assert sorted(frame["n"].to_list()) == sorted(
+        len(values) for name, values in right_totals_s().items() if name[-1] is None
+    )
+
+
+def test_a_fast_wrong_answer_does_not_speed_up_restore(home: Home) -> None:
+    [row] = rows(
+        home,
+        f"from startup_summary where arm = 'restore' and stack_key = '{OLD.key}' "
+        "and worker = 'reference'",
+    )
+    assert (row["n"], row["n_wrong_answer"], row["n_not_checked"], row["n_failed"]) == (7, 1, 1, 1)
+    assert row["min_s"] > 1
+
+
+def test_the_analysts_query_over_faults(home: Home) -> None:
+    found = query(home, "select fault, verdict, count(*) n from fault_runs group by all").rows()
+    expected = Counter(
+        ("control" if item.control else item.fault, item.verdict.value)
+        for record in RECORDS
+        for item in record.faults
+    )
+    assert {(fault, verdict): n for fault, verdict, n in found} == expected
+
+
+def test_phases_and_unaccounted_are_the_total(home: Home) -> None:
+    found = rows(home, "from startup_phases order by run_id, measurement_id, position_in_start")
+    groups = {
+        name: list(group)
+        for name, group in itertools.groupby(
+            found, lambda row: (row["run_id"], row["measurement_id"])
+        )
+    }
+    timed = [(record, item) for record, item in starts() if item.total_s is not None]
+    assert len(groups) == len(timed)
+    for record, item in timed:
+        group = groups[record.run_id, item.measurement_id]
+        assert [row["phase"] for row in group] == [
+            *(phase.name for phase in sorted(item.phases, key=lambda phase: phase.start_s)),
+            "unaccounted",
+        ]
+        assert sum(row["duration_s"] for row in group) == pytest.approx(item.total_s)
+        assert [row["position_in_start"] for row in group] == list(range(1, len(group) + 1))
+
+
+def test_phase_summary_is_over_right_usual_starts(home: Home) -> None:
+    durations: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for record, item in starts():
+        if is_right(item) and item.variant is None:
+            for phase in item.phases:
+                durations[(*scope(record), item.arm.value, phase.name)].append(phase.duration_s)
+            assert item.unaccounted_s is not None
+            durations[(*scope(record), item.arm.value, "unaccounted")].append(item.unaccounted_s)
+    found = {key(row, "arm", "phase"): row for row in rows(home, "from startup_phase_summary")}
+    assert found.keys() == durations.keys()
+    for name, values in durations.items():
+        assert found[name]["n"] == len(values)
+        assert found[name]["median_s"] == pytest.approx(median(values))
+        assert (found[name]["ci_low_s"], found[name]["ci_high_s"]) == interval(values)
+
+
+def test_speedup_is_against_each_arm_and_the_best_start_from_nothing(home: Home) -> None:
+    totals = {name[:-1]: values for name, values in right_totals_s().items() if name[-1] is None}
+    expected: dict[tuple[Any, ...], tuple[str, list[float], list[float]]] = {}
+    for (*where, arm), values in totals.items():
+        restore = totals.get((*where, "restore"))
+        if arm == "restore" or restore is None:
+            continue
+        expected[(*where, arm)] = (arm, values, restore)
+        best = min(
+            (name for name in ("cold", "warm_cache") if (*where, name) in totals),
+            key=lambda name: median(totals[(*where, name)]),
+        )
+        expected[(*where, "best_other_start")] = (best, totals[(*where, best)], restore)
+    found = {key(row, "versus"): row for row in rows(home, "from restore_speedup")}
+    assert found.keys() == expected.keys()
+    for name, (arm, other, restore) in expected.items():
+        row = found[name]
+        assert (row["other_arm"], row["n_other"], row["n_restore"]) == (
+            arm,
+            len(other),
+            len(restore),
+        )
+        assert row["speedup"] == pytest.approx(median(other) / median(restore))
+        ratio = ratio_of_medians_ci(other, restore)
+        assert (row["ci_low"], row["ci_high"]) == (
+            (ratio.low, ratio.high) if ratio else (None, None)
+        )
+    assert any(row["ci_low"] is None for row in found.values()), "one start has no interval"
+
+
+def test_a_trend_names_the_dimensions_that_changed(home: Home) -> None:
+    found = rows(home, "from startup_trend where worker = 'reference' and arm = 'restore'")
+    series = sorted(found, key=lambda row: row["first_started_at"])
+    assert [row["stack_key"] for row in series] == [OLD.key, NEW.key]
+    first, second = series
+    assert (first["previous_median_s"], first["change_fraction"]) == (None, None)
+    assert first["changed_dimensions"] is None
+    assert second["previous_median_s"] == first["median_s"]
+    assert second["change_fraction"] == pytest.approx(3.25 / first["median_s"] - 1)
+    assert set(second["changed_dimensions"].split(", ")) == set(NEW.differences(OLD))
+
+
+def test_trends_of_two_machines_or_workers_do_not_mix(home: Home) -> None:
+    found = rows(home, "from startup_trend where arm = 'warm_cache'")
+    assert len(found) == 3
+    assert all(row["previous_stack_key"] is None for row in found)
+
+
+def test_fault_summary_keeps_layers_apart_and_leaves_controls_out(home: Home) -> None:
+    found = {
+        key(row, "planned_fault", "layer", "recovery"): row
+        for row in rows(home, "from fault_summary")
+    }
+    groups: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for record in RECORDS:
+        for item in record.faults:
+            if not item.control:
+                name = (*scope(record), item.fault, item.layer.value, item.recovery)
+                groups[name].append(item)
+    assert found.keys() == groups.keys()
+    for name, items in groups.items():
+        row = found[name]
+        assert row["n"] == len(items)
+        verdicts = Counter(item.verdict for item in items)
+        assert {verdict: row[f"n_{verdict}"] for verdict in Verdict} == {
+            verdict: verdicts[verdict] for verdict in Verdict
+        }
+        proved = [item for item in items if item.effect and item.effect.proved]
+        for column, field in (("detect", "time_to_detect_s"), ("recover", "time_to_recover_s")):
+            values = [value for item in proved if (value := getattr(item, field)) is not None]
+            assert row[f"{column}_median_s"] == (pytest.approx(median(values)) if values else None)
+            assert (row[f"{column}_ci_low_s"], row[f"{column}_ci_high_s"]) == interval(values)
+
+
+def test_a_detector_is_judged_by_faults_that_were_there(home: Home) -> None:
+    found = {
+        key(row, "planned_fault", "layer", "detector"): row
+        for row in rows(home, "from detector_coverage")
+    }
+    groups: dict[tuple[Any, ...], list[tuple[Any, Any]]] = defaultdict(list)
+    for record in RECORDS:
+        for item in record.faults:
+            for detection in item.detections:
+                name = (*scope(record), item.fault, item.layer.value, detection.detector)
+                groups[name].append((item, detection))
+    assert found.keys() == groups.keys()
+    for name, pairs in groups.items():
+        row = found[name]
+        there = [pair for pair in pairs if pair[0].effect and pair[0].effect.proved]
+        controls = [pair for pair in pairs if pair[0].control]
+        assert row["n"] == len(there)
+        assert row["n_expected"] == sum(seen.expected for _, seen in there)
+        assert row["n_detected"] == sum(seen.detected for _, seen in there)
+        assert row["n_missed"] == sum(seen.expected and not seen.detected for _, seen in there)
+        assert row["n_control"] == len(controls)
+        assert row["n_false_alarms"] == sum(seen.detected for _, seen in controls)
+        values = [seen.detected_after_s for _, seen in there if seen.detected]
+        assert row["median_s"] == (pytest.approx(median(values)) if values else None)
+    assert sum(row["n_false_alarms"] for row in found.values()) == 1
+    assert any(row["n_missed"] for row in found.values())
+
+
+def test_data_quality_accounts_for_everything(home: Home) -> None:
+    found = {
+        (row["kind"], row["subject"]): row
+        for row in rows(
+            home, f"from data_quality where worker = 'reference' and stack_key = '{OLD.key}'"
+        )
+    }
+    cold = found["startup", "cold"]
+    assert (cold["asked"], cold["ok"], cold["unsupported"]) == (8, 7, 1)
+    assert cold["reasons"] == "no_criu (1)"
+    restore = found["startup", "restore"]
+    assert (restore["asked"], restore["ok"], restore["failed"]) == (10, 7, 3)
+    assert restore["reasons"] == "not_checked (1), worker_failed (1), wrong_answer (1)"
+    missing = found["fault", "restore"]
+    assert (missing["asked"], missing["unsupported"]) == (1, 1)
+    xid = found["fault", "xid"]
+    assert (xid["asked"], xid["ok"], xid["unsupported"]) == (9, 4, 1)
+    assert all(
+        row["asked"] == row["ok"] + row["failed"] + row["unsupported"] for row in found.values()
+    )
+
+
+def test_stacks_and_runs_and_samples_are_complete(home: Home) -> None:
+    stacks = {row["stack_key"]: row for row in rows(home, "from stacks")}
+    assert stacks.keys() == {record.stack_key for record in RECORDS}
+    for stack in (OLD, NEW, OTHER):
+        row = stacks[stack.key]
+        assert {name: row[name] for name in stack.model_dump()} == stack.model_dump()
+        runs = [record for record in RECORDS if record.stack_key == stack.key]
+        assert row["runs"] == len(runs)
+        assert row["first_measured_at"] == min(record.started_at for record in runs)
+    assert len(rows(home, "from runs")) == len(RECORDS)
+    factory = RecordFactory(1)
+    expected = sum(factory.samples(record)["value"].sum() for record in RECORDS)
+    assert rows(home, "select sum(value) as total from samples")[0]["total"] == expected
+
+
+def test_every_mart_and_column_is_described_in_the_published_file(home: Home) -> None:
+    missing = query(
+        home,
+        "select table_name, column_name from duckdb_columns() where database_name = 'resilience' "
+        "and comment is null union all select table_name, null from duckdb_tables() "
+        "where database_name = 'resilience' and comment is null",
+    )
+    assert missing.rows() == []
+
+
+def test_building_again_gives_the_same_figures(home: Home) -> None:
+    sql = "from startup_summary order by all"
+    before = query(home, sql)
+    speedup = query(home, "from restore_speedup order by all")
+    build(home)
+    publish(home)
+    assert query(home, sql).equals(before)
+    assert query(home, "from restore_speedup order by all").equals(speedup)
+
+
+@pytest.fixture
+def small_home(tmp_path: Path) -> Home:
+    home = make_home(tmp_path / "home")
+    factory = RecordFactory(1)
+    land(home.landing, factory.startup_record(2))
+    land(home.landing, factory.fault_record(1))
+    load(home)
+    return home
+
+
+# What a record can't hold, but a mart could; each with the check that has to find it.
+BROKEN = {
+    "phases_and_unaccounted_add_up": "update startup_phases set duration_s = duration_s * 2",
+    "snapshot_phases_add_up": "update snapshot_phases set duration_s = duration_s * 2",
+    "every_ok_start_has_a_total": "delete from startup_phases where phase = 'unaccounted'",
+    "pass_needs_proof": "update fault_runs set effect_proved = null where verdict = 'pass'",
+    "controls_do_not_fail": "update fault_runs set verdict = 'fail' where control",
+    "controls_raise_no_alarm": "update fault_detections set detected = true where control",
+    "a_detection_has_its_time": "update fault_detections set detected_after_s = null",
+    "every_start_is_counted_once": "update startup_variants set n = n + 1",
+    "every_experiment_is_counted_once": "update fault_summary set n_pass = n_pass + 1",
+    "medians_lie_in_their_intervals": "update startup_variants set median_s = ci_high_s + 1",
+    "no_landing_folder_was_rejected": "insert into raw.rejected values ('f', null, 'r', now())",
+    "no_row_is_lost_in_a_join": "delete from fault_events",
+    "what_was_asked_is_accounted_for": "update data_quality set asked = asked + 1",
+    "accepted_values_fault_runs_verdict": "update fault_runs set verdict = 'fine'",
+    "unique_combination_startup_measurements": (
+        "insert into startup_measurements from startup_measurements"
+    ),
+    "unique_combination_startup_variants": "insert into startup_variants from startup_variants",
+}
+
+
+@pytest.fixture(scope="module")
+def compiled_checks(home: Home) -> dict[str, str]:
+    results = json.loads((home.dbt / "target" / "run_results.json").read_text())["results"]
+    return {
+        node["unique_id"].split(".")[2]: node["compiled_code"]
+        for node in results
+        if node["unique_id"].startswith("test.")
+    }
+
+
+def findings(connection: duckdb.DuckDBPyConnection, check: str) -> int:
+    return len(connection.sql(check).fetchall())
+
+
+@pytest.mark.parametrize("check", BROKEN)
+def test_a_check_finds_what_it_is_for(
+    home: Home, tmp_path: Path, compiled_checks: dict[str, str], check: str
+) -> None:
+    [name] = [name for name in compiled_checks if name.startswith(check)]
+    copy = tmp_path / home.warehouse.name
+    copy.write_bytes(home.warehouse.read_bytes())
+    with duckdb.connect(str(copy)) as connection:
+        before = findings(connection, compiled_checks[name])
+        connection.execute(BROKEN[check])
+        assert before < findings(connection, compiled_checks[name])
+
+
+def test_every_check_of_the_project_is_shown_to_find_something() -> None:
+    checks = {path.stem for path in (transform.dbt_project_dir() / "tests").glob("*.sql")}
+    assert checks <= BROKEN.keys()
+
+
+def test_a_check_that_fails_stops_the_build_and_is_named(small_home: Home) -> None:
+    with duckdb.connect(str(small_home.warehouse)) as connection:
+        connection.execute("update raw.faults set rollback_proved = false where verdict = 'pass'")
+    with pytest.raises(TransformError, match=r"pass_needs_proof.*dbt\.log"):
+        build(small_home)
+
+
+def test_a_control_that_fails_is_a_warning(small_home: Home) -> None:
+    with duckdb.connect(str(small_home.warehouse)) as connection:
+        connection.execute(
+            "update raw.faults set verdict = 'fail', reason_code = 'x' where control"
+        )
+    report = build(small_home)
+    [warning] = report.warnings
+    assert warning.node == "controls_do_not_fail"
+    assert "2 results" in warning.message
+
+
+def test_a_home_without_any_result_has_empty_marts(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    assert build(home).warnings == ()
+    publish(home)
+    frame = query(home, "select arm, n, median_s from startup_summary order by arm")
+    assert frame.shape == (0, 3)
+    assert frame.schema["median_s"] == pl.Float64
+
+
+def test_dbt_leaves_its_project_folder_alone(home: Home) -> None:
+    project = transform.dbt_project_dir()
+    assert {path.name for path in project.iterdir()} <= {
+        "dbt_project.yml", "profiles.yml", "macros", "models", "tests", "seeds",
+    }  # fmt: skip
+    assert (home.dbt / "logs" / "dbt.log").is_file()
+
+
+def test_dbt_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    with pytest.raises(DeadlineError, match="deadline"):
+        build(home, deadline_s=1.0)
+    # Nothing of it is left that would hold the warehouse.
+    load(home, lock_wait_s=0.0)
