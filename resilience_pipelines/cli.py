@@ -403,6 +403,7 @@ def load(
 ) -> None:
     """Load new landing folders into the warehouse, each exactly once, and build the marts."""
     from resilience_pipelines.warehouse.load import load as load_landing
+    from resilience_pipelines.warehouse.load import published_results
     from resilience_pipelines.warehouse.transform import build as build_marts
 
     data_home = open_home(home)
@@ -412,7 +413,7 @@ def load(
                 "SOURCES", str(source), "it is no folder", mend="Give a folder of landing folders."
             )
     with _status("loading landing folders", as_json):
-        report = load_landing(data_home, sources or None)
+        report = load_landing(data_home, sources or [data_home.landing, *published_results()])
     if build:
         with _status("building marts with dbt", as_json):
             build_marts(data_home)

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 import polars as pl
 import psutil
 
+from resilience_pipelines.samples import SAMPLES_SCHEMA
 from resilience_pipelines.workers.space import Process
 
 SAMPLE_INTERVAL_S = 0.2
-SCHEMA = pl.Schema(
-    {"subject": pl.String, "at_s": pl.Float64, "series": pl.String, "unit": pl.String,
-     "value": pl.Float64}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Telemetry:
 
     def frame(self) -> pl.DataFrame:
         """All samples: subject, at_s (since the block began), series, unit, value."""
-        return pl.DataFrame(self._rows, schema=SCHEMA, orient="row")
+        return pl.DataFrame(self._rows, schema=SAMPLES_SCHEMA, orient="row")
 
 
 def process_source(process: Process) -> Source:
