@@ -1,0 +1,552 @@
+"""Tables: the rows of the page's tables as the template lays them out.
+
+What belongs here: which marts' values a table shows, in what order and wording. What does not:
+markup (the template), and tables of a chart's raw data (`charts`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from resilience_pipelines.dashboards import headline, palette, words
+from resilience_pipelines.dashboards.data import (
+    CoverageRow,
+    CriuColumns,
+    FaultRow,
+    FaultSummaryRow,
+    QualityRow,
+    RunRow,
+    Scope,
+    SnapshotRow,
+    StackRow,
+)
+from resilience_pipelines.dashboards.headline import Status
+from resilience_pipelines.records import Arm, CriuStatistics, Outcome, Verdict
+from resilience_pipelines.stack import Stack
+
+PAGE_BYTES = 4096
+RIGHT = "right"
+
+VERDICT_STATUS = {
+    Verdict.PASS.value: Status.GOOD,
+    Verdict.FAIL.value: Status.BAD,
+    Verdict.ROLLBACK_FAILED.value: Status.BAD,
+    Verdict.INCONCLUSIVE.value: Status.WARN,
+    Verdict.NOT_INJECTED.value: Status.WARN,
+    Verdict.ABORTED.value: Status.WARN,
+    Verdict.NOT_APPLICABLE.value: Status.NONE,
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median with its interval, as text."""
+
+    value: str
+    interval: str
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A count with its meaning."""
+
+    status: Status
+    text: str
+
+
+@dataclass(frozen=True)
+class ArmLine:
+    """One arm and variant in numbers."""
+
+    label: str
+    mark: palette.Mark
+    n: int
+    estimate: Estimate
+    range: str
+    unaccounted: str
+    page_cache: str
+    throughput: str
+    problems: tuple[Chip, ...]
+
+
+def arm_lines(scope: Scope) -> tuple[ArmLine, ...]:
+    """Every arm and variant that was asked for, right or not."""
+    order = words.ARM_ORDER
+    rows = sorted(
+        scope.variants,
+        key=lambda row: (
+            order.index(row.arm) if row.arm in order else len(order), row.arm, row.variant or "",
+        ),
+    )  # fmt: skip
+    lines = []
+    for row in rows:
+        own = [s for s in scope.startups if (s.arm, s.variant) == (row.arm, row.variant)]
+        caches = Counter(s.page_cache_found or "unknown" for s in own if s.result == RIGHT)
+        kept = [
+            s.throughput_tokens_per_s / s.throughput_before_tokens_per_s
+            for s in own
+            if s.result == RIGHT
+            and s.throughput_tokens_per_s is not None
+            and s.throughput_before_tokens_per_s
+        ]
+        problems = (
+            (row.n_wrong_answer, Status.BAD, "wrong"),
+            (row.n_failed, Status.BAD, "failed"),
+            (row.n_not_checked, Status.WARN, "not checked"),
+            (row.n_unsupported, Status.NONE, "unsupported"),
+        )
+        span = (
+            f"{words.seconds(row.min_s)} to {words.seconds(row.max_s)}"
+            if row.min_s is not None and row.max_s is not None
+            else words.MISSING
+        )
+        lines.append(
+            ArmLine(
+                label=words.arm(row.arm, row.variant),
+                mark=palette.arm(row.arm),
+                n=row.n,
+                estimate=_estimate(row.median_s, row.ci_low_s, row.ci_high_s),
+                range=span,
+                unaccounted=words.percent(row.mean_unaccounted_fraction),
+                page_cache=", ".join(words.spoken(name) for name, _ in caches.most_common())
+                or words.MISSING,
+                throughput=words.percent(median(kept)) if kept else words.MISSING,
+                problems=tuple(
+                    Chip(status, f"{count} {word}") for count, status, word in problems if count
+                ),
+            )
+        )
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class FaultLine:
+    """One fault, layer and recovery, or all control arms together."""
+
+    fault: str
+    layer: str
+    recovery: str
+    mark: palette.Mark
+    n: int
+    verdicts: tuple[Chip, ...]
+    detect: Estimate
+    recover: Estimate
+    experiment: str
+    """The deep link's value for the experiment to look at first; empty where none is shown."""
+
+
+def fault_lines(
+    summary: Sequence[FaultSummaryRow], faults: Sequence[FaultRow], shown: Iterable[str]
+) -> tuple[tuple[FaultLine, ...], ...]:
+    """The verdict table, the recoveries of one fault together.
+
+    Args:
+        shown: the ids of the experiments that the page can open.
+    """
+    available = set(shown)
+    order = words.ARM_ORDER
+    in_order = sorted(
+        summary,
+        key=lambda row: (
+            row.planned_fault, row.layer,
+            order.index(row.recovery) if row.recovery in order else len(order), row.recovery or "",
+        ),
+    )  # fmt: skip
+    lines = []
+    for row in in_order:
+        own = [
+            f
+            for f in faults
+            if not f.control
+            and (f.planned_fault, f.layer, f.recovery)
+            == (row.planned_fault, row.layer, row.recovery)
+        ]
+        own.sort(key=lambda f: _severity(f.verdict))
+        lines.append(
+            FaultLine(
+                fault=words.label(row.planned_fault),
+                layer=row.layer,
+                recovery=words.arm(row.recovery) if row.recovery else "None",
+                mark=palette.arm(row.recovery),
+                n=row.n,
+                verdicts=_verdict_chips(
+                    {item.value: int(getattr(row, f"n_{item.value}")) for item in Verdict}
+                ),
+                detect=_estimate(row.detect_median_s, row.detect_ci_low_s, row.detect_ci_high_s),
+                recover=_estimate(
+                    row.recover_median_s, row.recover_ci_low_s, row.recover_ci_high_s
+                ),
+                experiment=next((key for f in own if (key := experiment_id(f)) in available), ""),
+            )
+        )
+    return tuple(
+        tuple(group)
+        for _, group in itertools.groupby(lines, key=lambda line: (line.fault, line.layer))
+    )
+
+
+def control_chips(faults: Sequence[FaultRow]) -> tuple[Chip, ...]:
+    """The verdicts of all control arms."""
+    return _verdict_chips(Counter(row.verdict for row in faults if row.control))
+
+
+def experiment_id(row: FaultRow) -> str:
+    """The name of an experiment in a deep link."""
+    return f"{row.run_id}/{row.measurement_id}"
+
+
+@dataclass(frozen=True)
+class CoverageCell:
+    """What one detector saw of one fault; `kind` sets the ground, the text says it in words."""
+
+    kind: str
+    text: str
+    detail: str
+    alarm: str = ""
+
+
+@dataclass(frozen=True)
+class CoverageLine:
+    """One row of the matrix."""
+
+    fault: str
+    layer: str
+    cells: tuple[CoverageCell, ...]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The matrix of faults by detectors, the control arms as its last row."""
+
+    detectors: tuple[str, ...]
+    lines: tuple[CoverageLine, ...]
+    controls: tuple[CoverageCell, ...]
+
+
+def coverage(rows: Sequence[CoverageRow]) -> Coverage:
+    """Who notices what; a cell without a count says why."""
+    detectors = sorted({row.detector for row in rows})
+    pairs = sorted({(row.planned_fault, row.layer) for row in rows})
+    by_place = {(row.planned_fault, row.layer, row.detector): row for row in rows}
+    lines = tuple(
+        CoverageLine(
+            words.label(fault),
+            layer,
+            tuple(_coverage_cell(by_place.get((fault, layer, name))) for name in detectors),
+        )
+        for fault, layer in pairs
+    )
+    return Coverage(
+        tuple(words.label(name) for name in detectors),
+        lines,
+        tuple(_control_cell([row for row in rows if row.detector == d]) for d in detectors),
+    )
+
+
+def _coverage_cell(row: CoverageRow | None) -> CoverageCell:
+    if row is None:
+        return CoverageCell("absent", "not run", "took no part")
+    alarm = f"{row.n_false_alarms} of {row.n_control} false" if row.n_false_alarms else ""
+    if row.n == 0:
+        why = "only control arms" if row.n_control else "no effect was proved"
+        return CoverageCell("absent", "not run", why, alarm)
+    if row.n_expected == 0:
+        if row.n_detected:
+            return CoverageCell(
+                "bonus", f"{row.n_detected} of {row.n}", "seen, though not expected", alarm
+            )
+        return CoverageCell("quiet", "not expected", "", alarm)
+    seen = max(row.n_expected - row.n_missed, 0)
+    time = words.seconds(row.median_s) if row.median_s is not None else "never seen"
+    kind = "all" if seen == row.n_expected else "some" if seen else "none"
+    return CoverageCell(kind, f"{seen} of {row.n_expected}", time, alarm)
+
+
+def _control_cell(rows: Sequence[CoverageRow]) -> CoverageCell:
+    controls = sum(row.n_control for row in rows)
+    false = sum(row.n_false_alarms for row in rows)
+    if not controls:
+        return CoverageCell("absent", "not run", "no control arm")
+    if false:
+        return CoverageCell("alarm", f"{false} of {controls}", "false alarms")
+    return CoverageCell("quiet", f"0 of {controls}", "no false alarm")
+
+
+@dataclass(frozen=True)
+class SnapshotLine:
+    """One attempt to take a snapshot."""
+
+    name: str
+    taken: str
+    engine: str
+    outcome: Chip
+    size: str
+    size_fraction: float | None
+    files: str
+    total: str
+    serving: str
+
+
+def snapshot_lines(rows: Sequence[SnapshotRow]) -> tuple[SnapshotLine, ...]:
+    """Attempts as given, sizes compared with the largest of them."""
+    largest = max((row.image_bytes or 0 for row in rows), default=0)
+    serving = {True: "yes", False: "no", None: "not checked"}
+    lines = []
+    for row in rows:
+        good = row.outcome == Outcome.OK
+        bad = row.outcome == Outcome.FAILED
+        why = f": {words.spoken(row.reason_code)}" if row.reason_code else ""
+        level = f", sleep level {row.sleep_level}" if row.sleep_level is not None else ""
+        lines.append(
+            SnapshotLine(
+                name=row.snapshot_id or row.measurement_id,
+                taken=words.minute(row.started_at),
+                engine=f"{words.spoken(row.snapshot_engine or 'unknown')}{level}",
+                outcome=Chip(
+                    Status.GOOD if good else Status.BAD if bad else Status.NONE,
+                    f"{words.spoken(row.outcome)}{why}",
+                ),
+                size=words.size(row.image_bytes),
+                size_fraction=row.image_bytes / largest
+                if largest and row.image_bytes is not None
+                else None,
+                files=words.number(row.image_files),
+                total=words.seconds(row.total_s),
+                serving=serving[row.source_serving_after],
+            )
+        )
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class CriuTable:
+    """CRIU's own statistics over dumps or over restores: label, median, and what it means."""
+
+    title: str
+    lines: tuple[tuple[str, str, str], ...]
+
+
+def criu_tables(scope: Scope) -> tuple[CriuTable, ...]:
+    """The statistics that CRIU wrote; what no image or restore holds is left out."""
+    dumps = [row for row in scope.snapshots if row.outcome == Outcome.OK]
+    restores = [row for row in scope.startups if row.arm == Arm.RESTORE and row.result == RIGHT]
+    made = [
+        CriuTable(
+            f"{what}, median of {words.plural(len(rows), one)}",
+            tuple(line for name in CriuStatistics.model_fields if (line := _criu(rows, name))),
+        )
+        for what, one, rows in (("Dump", "dump", dumps), ("Restore", "restore", restores))
+    ]
+    return tuple(table for table in made if table.lines)
+
+
+def _criu(rows: Sequence[CriuColumns], name: str) -> tuple[str, str, str] | None:
+    values = [value for row in rows if (value := getattr(row.criu(), name)) is not None]
+    if not values:
+        return None
+    middle = float(median(values))
+    label = words.CRIU_LABELS.get(name, words.spoken(name))
+    few = f"{words.sample(len(values))} of {len(rows)}" if len(values) < len(rows) else ""
+    if name.endswith("_s"):
+        return label, words.seconds(middle), few
+    size = words.size(round(middle * PAGE_BYTES))
+    return label, words.number(middle), f"{size}; {few}" if few else size
+
+
+@dataclass(frozen=True)
+class QualityLine:
+    """How much of what was asked of one subject is there."""
+
+    kind: str
+    subject: str
+    asked: int
+    ok: int
+    failed: int
+    unsupported: int
+    missing: int
+    reasons: str
+
+
+def quality_lines(rows: Sequence[QualityRow]) -> tuple[QualityLine, ...]:
+    """Asked, and what became of it; what has no result at all is missing."""
+    labels: dict[str, Callable[[str], str]] = {"startup": words.arm}
+    return tuple(
+        QualityLine(
+            kind=words.label(row.kind),
+            subject=labels.get(row.kind, words.label)(row.subject),
+            asked=row.asked,
+            ok=row.ok,
+            failed=row.failed,
+            unsupported=row.unsupported,
+            missing=max(row.asked - row.ok - row.failed - row.unsupported, 0),
+            reasons=row.reasons or "",
+        )
+        for row in rows
+    )
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One job."""
+
+    run_id: str
+    kind: str
+    started: str
+    took: str
+    launcher: str
+    platform: str
+    unsupported: str
+
+
+def run_lines(rows: Sequence[RunRow]) -> tuple[RunLine, ...]:
+    """Jobs as given."""
+    return tuple(
+        RunLine(
+            run_id=row.run_id,
+            kind=words.spoken(row.kind),
+            started=words.minute(row.started_at),
+            took=words.seconds((row.finished_at - row.started_at).total_seconds())
+            if row.finished_at
+            else words.MISSING,
+            launcher=row.launcher or words.MISSING,
+            platform=platform(row),
+            unsupported="; ".join(f"{k}: {v}" if k else str(v) for k, v in row.unsupported.items()),
+        )
+        for row in rows
+    )
+
+
+def platform(row: RunRow) -> str:
+    """The platform's version and commit that a run was made with."""
+    version = row.platform_version or "unknown version"
+    return f"{version} ({row.platform_commit[:12]})" if row.platform_commit else version
+
+
+@dataclass(frozen=True)
+class OverviewLine:
+    """One scope among all, to choose from."""
+
+    hardware: str
+    software: str
+    worker: str
+    measured: str
+    restore: Estimate
+    speedup: Estimate
+    faults: Chip
+    wrong: Chip
+
+
+def overview_line(scope: Scope) -> OverviewLine:
+    """The key figures of one scope in a row."""
+    experiments, answers = headline.experiments_card(scope), headline.answers_card(scope)
+    restore = next((row for row in scope.summary if row.arm == Arm.RESTORE), None)
+    best = next((r for r in scope.speedups if r.versus == headline.BEST_OTHER_START), None)
+    return OverviewLine(
+        hardware=words.hardware(scope.stack.dimensions),
+        software=words.software(scope.stack.dimensions),
+        worker=words.worker(scope.worker, scope.basis),
+        measured=words.day(scope.last_measured_at),
+        restore=_estimate(restore.median_s, restore.ci_low_s, restore.ci_high_s)
+        if restore
+        else Estimate(words.MISSING, ""),
+        speedup=Estimate(words.times(best.speedup), words.ratio_range(best.ci_low, best.ci_high))
+        if best
+        else Estimate(words.MISSING, ""),
+        faults=Chip(experiments.status, experiments.value),
+        wrong=Chip(answers.status, answers.value),
+    )
+
+
+def stack_facts(stack: StackRow) -> tuple[tuple[str, str], ...]:
+    """Every dimension with its value; an unknown one says so."""
+    return tuple(
+        (
+            words.DIMENSION_LABELS.get(name, words.spoken(name)),
+            "unknown" if stack.dimensions.get(name) is None else str(stack.dimensions[name]),
+        )
+        for name in Stack.model_fields
+    )
+
+
+def experiment_facts(row: FaultRow) -> tuple[tuple[str, str], ...]:
+    """What is known about one experiment, as term and description."""
+    facts: list[tuple[str, Any]] = [
+        ("Verdict", words.verdict(row.verdict)),
+        ("Reason", words.spoken(row.reason_code) if row.reason_code else None),
+        ("Fault", words.label(row.planned_fault) + (" (control arm)" if row.control else "")),
+        ("Layer", words.layer(row.layer)),
+        ("Recovery", words.arm(row.recovery) if row.recovery else "none"),
+        ("Started", words.minute(row.started_at)),
+        ("Time to detect", words.seconds(row.time_to_detect_s)),
+        ("Time to recover", words.seconds(row.time_to_recover_s)),
+        ("Recovery's own part", words.seconds(row.recovery_s)),
+        ("Answer after it", words.spoken(row.oracle_verdict) if row.oracle_verdict else None),
+        ("Effect", _proof(row.effect_proved, row.effect_source, row.effect_detail)),
+        ("Roll-back", _proof(row.rollback_proved, row.rollback_source, row.rollback_detail)),
+        ("Detail", row.detail or None),
+        ("Parameters", _parameters(row.parameters)),
+        ("Run", row.run_id),
+        ("Measurement", row.measurement_id),
+    ]
+    return tuple((term, str(value)) for term, value in facts if value is not None)
+
+
+def experiment_label(row: FaultRow) -> str:
+    """One line that tells an experiment from the others."""
+    parts = [
+        words.minute(row.started_at),
+        f"{words.label(row.planned_fault)} ({row.layer})",
+        words.arm(row.recovery).lower() if row.recovery else "",
+        "control" if row.control else "",
+        words.verdict(row.verdict),
+    ]
+    return " \N{MIDDLE DOT} ".join(part for part in parts if part)
+
+
+def by_severity(faults: Sequence[FaultRow]) -> list[FaultRow]:
+    """The experiments a reader wants to open first: the worst verdicts, then the newest."""
+    return sorted(faults, key=lambda row: (_severity(row.verdict), row.control))
+
+
+def _severity(verdict: str) -> int:
+    order = (Status.BAD, Status.WARN, Status.GOOD, Status.NONE)
+    return order.index(VERDICT_STATUS.get(verdict, Status.WARN))
+
+
+def _verdict_chips(counts: dict[str, int] | Counter[str]) -> tuple[Chip, ...]:
+    order = [item.value for item in Verdict]
+    names = sorted(counts, key=lambda name: (name not in order, name))
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
+    return tuple(
+        Chip(VERDICT_STATUS.get(name, Status.WARN), f"{counts[name]} {words.verdict(name)}")
+        for name in names
+        if counts[name]
+    )
+
+
+def _estimate(middle: float | None, low: float | None, high: float | None) -> Estimate:
+    return Estimate(words.seconds(middle), words.seconds_range(low, high))
+
+
+def _proof(proved: bool | None, source: str | None, detail: str | None) -> str:
+    if proved is None:
+        return "no proof recorded"
+    text = "proved" if proved else "not proved"
+    if source:
+        text += f" by {words.spoken(source)}"
+    return f"{text}: {detail}" if detail else text
+
+
+def _parameters(parameters: dict[str, Any]) -> str | None:
+    if not parameters:
+        return None
+    return ", ".join(
+        f"{name} = {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in parameters.items()
+    )

@@ -1,0 +1,318 @@
+"""The page in a real browser: quiet console, no request, filters in the address, every ground.
+
+What belongs here: what only a browser can tell. What does not: the page's text and its escaping,
+which the unit tests read from the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience_pipelines.dashboards import write_dashboard
+from tests import dashboard_fixtures as fixtures
+
+playwright_api = pytest.importorskip(
+    "playwright.sync_api", reason="the Python package playwright is not installed"
+)
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+TIMEOUT_MS = 60_000
+
+
+class Visit:
+    """A page opened on its own, with all that it said and asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        page.set_default_timeout(TIMEOUT_MS)
+        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, path: Path, anchor: str = "") -> Visit:
+        self.page.goto(f"{path.as_uri()}{anchor}")
+        self.until("document.querySelectorAll('.plot .main-svg').length > 0")
+        self.settled()
+        return self
+
+    def settled(self) -> None:
+        """Every plot that is visible is drawn."""
+        self.until(
+            "[...document.querySelectorAll('.plot')].every("
+            "p => p.clientWidth === 0 || p.querySelector('.main-svg'))"
+        )
+
+    def until(self, expression: str) -> None:
+        """Wait for a condition. Playwright's own wait evaluates text in the page, which the page's
+        policy forbids."""
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
+        while not self.js(expression):
+            assert time.monotonic() < deadline, f"never came true: {expression}"
+            self.page.wait_for_timeout(50)
+
+    def js(self, expression: str) -> Any:
+        return self.page.evaluate(expression)
+
+    def hash(self) -> str:
+        return str(self.js("decodeURIComponent(location.hash)"))
+
+    def heading(self) -> str:
+        return str(self.page.locator("h1:visible").inner_text())
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    made = {"rich": fixtures.rich(), "hostile": fixtures.hostile(), "one_row": fixtures.one_row(),
+            "troubled": fixtures.troubled()}  # fmt: skip
+    return {
+        name: write_dashboard(marts.write(folder / f"{name}.duckdb"), folder / f"{name}.html").path
+        for name, marts in made.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium with a new and empty profile, which Playwright makes and removes."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with playwright_api.sync_playwright() as api:
+        started = api.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visits(browser: Any) -> Iterator[Any]:
+    """Opens pages that share nothing with one another, and closes them all."""
+    opened: list[Any] = []
+
+    def visit(*, scheme: str = "light", viewport: dict[str, int] = DESKTOP) -> Visit:
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, accept_downloads=True)
+        opened.append(context)
+        return Visit(context.new_page())
+
+    yield visit
+    for context in opened:
+        context.close()
+
+
+def stacks(visit: Visit) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = visit.js(
+        "JSON.parse(document.getElementById('data').textContent).scopes"
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", ["rich", "hostile", "one_row", "troubled"])
+@pytest.mark.parametrize(
+    ("scheme", "viewport"), [("light", DESKTOP), ("dark", PHONE)], ids=["desktop", "phone"]
+)
+def test_the_page_is_quiet_asks_for_nothing_and_fits(
+    visits: Any, pages: dict[str, Path], name: str, scheme: str, viewport: dict[str, int]
+) -> None:
+    visit = visits(scheme=scheme, viewport=viewport).open(pages[name])
+    for section in visit.page.locator("section:visible").all():
+        section.scroll_into_view_if_needed()
+    assert visit.said == []
+    assert [url for url in visit.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len([url for url in visit.asked if url.startswith("file:")]) == 1
+    assert visit.js("document.documentElement.scrollWidth") <= viewport["width"]
+    assert visit.js("window.hacked === undefined")
+
+
+def test_injected_script_would_not_run(visits: Any, pages: dict[str, Path]) -> None:
+    """The policy in the page's head holds even if an escape were missed."""
+    visit = visits().open(pages["one_row"])
+    visit.js(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked=1\">')"
+    )
+    visit.js(
+        "document.body.append(Object.assign("
+        "document.createElement('script'), {textContent: 'window.hacked=2'}))"
+    )
+    visit.page.wait_for_timeout(300)
+    assert visit.js("window.hacked === undefined")
+    assert any("Content Security Policy" in line for line in visit.said)
+
+
+def test_no_label_is_cut_off_or_lies_on_another(visits: Any, pages: dict[str, Path]) -> None:
+    """Row labels and axis titles stay inside their chart, and tick labels apart."""
+    for viewport in (DESKTOP, PHONE):
+        visit = visits(viewport=viewport).open(pages["rich"])
+        outside = visit.js("""
+          [...document.querySelectorAll('.plot .main-svg')].flatMap(svg => {
+            const box = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('text')].filter(t => {
+              const b = t.getBoundingClientRect();
+              return b.width > 0 && (b.left < box.left - 1 || b.right > box.right + 1 ||
+                                     b.top < box.top - 1 || b.bottom > box.bottom + 1);
+            }).map(t => t.textContent);
+          })""")
+        assert outside == []
+        overlapping = visit.js("""
+          [...document.querySelectorAll('.plot .xaxislayer-above, .plot .yaxislayer-above')]
+            .flatMap(layer => {
+              const boxes = [...layer.querySelectorAll('text')].filter(t => t.textContent)
+                .map(t => [t.textContent, t.getBoundingClientRect()]);
+              return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([, q]) =>
+                p.left < q.right - 1 && q.left < p.right - 1 &&
+                p.top < q.bottom - 1 && q.top < p.bottom - 1).map(([b]) => [a, b]));
+            })""")
+        assert overlapping == []
+
+
+def test_no_visible_chart_is_empty(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["rich"])
+    for scope in stacks(visit):
+        visit.js(f"location.hash = 'stack={scope['stack']}&worker={scope['worker']}'")
+        visit.until(f"!document.getElementById('{scope['id']}').hidden")
+        visit.settled()
+        bare = visit.js("""
+          [...document.querySelectorAll('.plot')].filter(p => p.clientWidth > 0 &&
+            !p.querySelector('.points path, .point path, .lines path')).length""")
+        assert bare == 0
+
+
+def test_filters_live_in_the_address(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["rich"])
+    assert "0.224" in visit.heading()
+    visit.page.select_option("#filter-hardware", "1x-nvidia-h200")
+    visit.settled()
+    assert "hardware=1x-nvidia-h200" in visit.hash()
+    assert "worker=vllm.simulated" in visit.hash()
+    newest = visit.heading()
+    oldest = stacks(visit)[-1]["stack"]
+    visit.page.select_option("#filter-stack", oldest)
+    visit.settled()
+    assert f"stack={oldest}" in visit.hash()
+    assert visit.heading() != newest
+    # The address alone brings the same view back, in a browser that never saw it.
+    again = visits().open(pages["rich"], visit.js("location.hash"))
+    assert again.heading() == visit.heading()
+    assert again.page.input_value("#filter-stack") == oldest
+    visit.page.go_back()
+    visit.until(f"document.querySelector('#filter-stack').value !== '{oldest}'")
+    assert visit.heading() == newest
+
+
+def test_an_address_that_names_nothing_known_still_shows_results(
+    visits: Any, pages: dict[str, Path]
+) -> None:
+    visit = visits().open(pages["rich"], "#stack=gone&hardware=&experiment=%3Cscript%3E&run=x'\"]")
+    assert "0.224" in visit.heading()
+    assert visit.said == []
+
+
+def test_an_experiment_has_an_address(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["rich"])
+    links = visit.page.locator("a:visible", has_text="timeline of Worker SIGKILL")
+    links.last.click()
+    facts = visit.page.locator("[data-facts]:visible")
+    playwright_api.expect(facts).to_contain_text("Worker SIGKILL")
+    playwright_api.expect(facts).to_contain_text("Restore")
+    assert "experiment=" in visit.hash()
+    again = visits().open(pages["rich"], visit.js("location.hash"))
+    playwright_api.expect(again.page.locator("[data-facts]:visible")).to_contain_text(
+        "Worker SIGKILL"
+    )
+    again.until("window.scrollY > 500")
+
+
+def test_a_run_has_an_address(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["rich"])
+    run = next(
+        run for scope in stacks(visit) if scope["worker"] == "vllm.simulated"
+        for run in scope["runs"]
+    )  # fmt: skip
+    again = visits().open(pages["rich"], f"#run={run}")
+    row = again.page.locator("tr.target:visible")
+    playwright_api.expect(row).to_contain_text(run)
+
+
+def test_the_dark_ground_reaches_the_charts(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits(scheme="light").open(pages["rich"])
+
+    def colours() -> tuple[str, str]:
+        return (
+            visit.js("getComputedStyle(document.body).backgroundColor"),
+            visit.js("getComputedStyle(document.querySelector('.ytick text')).fill"),
+        )
+
+    bright = colours()
+    assert bright[1] == "rgb(23, 33, 43)"
+    visit.page.emulate_media(color_scheme="dark")
+    visit.until(
+        "getComputedStyle(document.querySelector('.ytick text')).fill === 'rgb(233, 238, 243)'"
+    )
+    assert colours()[0] != bright[0]
+
+
+def test_labels_stand_above_their_rows_on_a_phone(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits(viewport=PHONE).open(pages["rich"])
+    plot = visit.page.locator("figure[data-chart='s0-phases'] .plot")
+    assert plot.locator(".ytick").count() == 0
+    assert "Cold" in (plot.locator(".annotation").first.text_content() or "")
+    visit.page.set_viewport_size(DESKTOP)
+    playwright_api.expect(plot.locator(".ytick")).to_have_count(4)
+
+
+def test_the_data_of_a_chart_can_be_read_and_downloaded(
+    visits: Any, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    visit = visits().open(pages["hostile"])
+    figure = visit.page.locator("figure[data-chart='s0-speedups']")
+    figure.get_by_role("button", name="Data").click()
+    assert figure.locator(".rows tbody tr").count() == 4
+    with visit.page.expect_download() as waiting:
+        figure.get_by_role("button", name="CSV").click()
+    download = waiting.value
+    assert re.fullmatch(r"resilience-speedups-[0-9a-f]{16}\.csv", download.suggested_filename)
+    download.save_as(tmp_path / "data.csv")
+    with (tmp_path / "data.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["versus"] for row in rows} == {
+        "cold", "warm_cache", "sleep_wake", "best_other_start",
+    }  # fmt: skip
+    assert all(row["stack_key"] and float(row["speedup"]) > 0 for row in rows)
+    assert all("<script>" in row["worker"] for row in rows)
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted(visits: Any, tmp_path: Path) -> None:
+    marts = fixtures.hostile("=HYPERLINK(1)")
+    report = write_dashboard(marts.write(tmp_path / "p.duckdb"), tmp_path / "page.html")
+    visit = visits().open(report.path)
+    with visit.page.expect_download() as waiting:
+        visit.page.locator("figure[data-chart='s0-speedups']").get_by_role(
+            "button", name="CSV"
+        ).click()
+    waiting.value.save_as(tmp_path / "data.csv")
+    with (tmp_path / "data.csv").open(newline="", encoding="utf-8") as stream:
+        assert {row["worker"] for row in csv.DictReader(stream)} == {"'=HYPERLINK(1)"}
+
+
+def test_hovering_shows_hostile_text_as_text(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["hostile"])
+    visit.js("""
+      Plotly.Fx.hover(document.querySelector("figure[data-chart='s0-phases'] .plot"),
+                      [{curveNumber: 0, pointNumber: 0}])""")
+    text = visit.page.locator("figure[data-chart='s0-phases'] .hoverlayer").text_content() or ""
+    assert "<script>window.hacked=1</script>" in text
+    assert visit.js("window.hacked === undefined")
