@@ -68,7 +68,8 @@ class Format(StrEnum):
 def main() -> None:
     """Run the command; errors of ours become a message and their exit code."""
     try:
-        app(standalone_mode=False)
+        # Outside click's standalone mode an early exit comes back as a value.
+        sys.exit(app(standalone_mode=False) or 0)
     except ResilienceError as error:
         err.print(f"[bold red]error:[/] {escape(error.reason)}", highlight=False, soft_wrap=True)
         if error.mend:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience_pipelines import __version__
 from resilience_pipelines.records import Basis
 from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
+from resilience_pipelines.workers.reference import MODEL_NAME, VERSION, WEIGHTS_FORMAT
 
 _CLOCK = "worker_monotonic"
 _RESOLUTION_S = 1e-9
@@ -36,8 +36,8 @@ class ReferenceWorker:
     name: str = "reference"
     basis: Basis = Basis.REFERENCE
     engine: str = "reference"
-    engine_version: str = __version__
-    model: str = "reference-decoder"
+    engine_version: str = VERSION
+    model: str = MODEL_NAME
     model_precision: str = "float32"
     start_deadline_s: float = 180.0
     request_deadline_s: float = 60.0
@@ -47,7 +47,7 @@ class ReferenceWorker:
     @property
     def weights(self) -> Path:
         """The safetensors file."""
-        return self.cache / f"reference-{self.seed}.safetensors"
+        return self.cache / f"{WEIGHTS_FORMAT}-{self.seed}.safetensors"
 
     def prepare(self) -> None:
         """Write the weights, once."""

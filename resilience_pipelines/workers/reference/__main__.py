@@ -1,7 +1,7 @@
 """The reference worker as a program: starts in phases that it reports, then serves.
 
-Every phase is a JSON line on standard output with CLOCK_MONOTONIC in nanoseconds. Exit codes: 66 no
-usable weight file, 98 the port is taken.
+Its standard output is JSON lines: `started`, one `phase` for each phase, `ready`, and then what it
+does; times are CLOCK_MONOTONIC in nanoseconds. SIGTERM ends it with exit code 0.
 """
 
 from __future__ import annotations
@@ -11,96 +11,134 @@ import time
 STARTED_NS = time.monotonic_ns()
 
 import argparse  # noqa: E402 - the first statement of this program is its clock
-import json  # noqa: E402
+import errno  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from resilience_pipelines.workers.reference.events import Events, Phases  # noqa: E402
+
+EXIT_USAGE = 2
 EXIT_NO_WEIGHTS = 66
+EXIT_NO_ADDRESS = 71
 EXIT_PORT_TAKEN = 98
 
-
-def report(event: dict[str, object]) -> None:
-    """Write an event. A reader that is gone or slow never stops the worker: the line is lost."""
-    try:
-        os.write(1, json.dumps(event).encode() + b"\n")
-    except OSError:
-        return
+_STDERR = 2
+_WARM_UP_TOKENS = 2
+_WARM_UP_PROMPT = 128
 
 
 def main() -> int:
-    """Start and serve until SIGTERM."""
-    parser = argparse.ArgumentParser(description="Reference worker.")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    options = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    report({"event": "started", "monotonic_ns": STARTED_NS, "pid": os.getpid()})
-    clock = _Phases()
+    """Start and serve until SIGTERM; returns the exit code."""
+    options = _options()
+    _fill_standard_descriptors()
+    events = Events()
+    events.report("started", monotonic_ns=STARTED_NS, pid=os.getpid())
+    phases = Phases(events, STARTED_NS)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
+    try:
+        # Bound now, so that a taken port is known before the long phases; it listens when ready.
+        bound = _bind(options.host, options.port)
+    except OSError as error:
+        return _no_address(options, error)
 
+    # The kernels have threads of their own; those of a BLAS would only lie in every snapshot.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import numba  # noqa: F401
-    import pydantic  # noqa: F401
-    import starlette.applications  # noqa: F401
-    import uvicorn
 
+    from resilience_pipelines.workers.reference.server import WorkerServer
+    from resilience_pipelines.workers.reference.tokenizer import encode
     from resilience_pipelines.workers.reference.weights import WeightsError, load_weights
 
-    clock.end("import")
+    phases.end("import")
     try:
-        shape, weights = load_weights(options.weights)
+        weights = load_weights(options.weights)
     except WeightsError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return EXIT_NO_WEIGHTS
-    clock.end("weights")
+        return _failed(f"--weights: {error}", EXIT_NO_WEIGHTS)
+    phases.end("weights")
 
     # numba compiles the kernels, or loads them from its cache, when their module is imported.
-    from resilience_pipelines.workers.reference.model import Decoder, encode
+    from resilience_pipelines.workers.reference.model import Decoder
 
-    clock.end("compile")
-    decoder = Decoder(options.weights, shape, weights)
-    del weights  # the decoder alone owns them, so that sleep can give them up
-    list(decoder.generate(encode("warm up"), 2))
-    clock.end("warm_up")
-
-    from resilience_pipelines.workers.reference.server import WorkerApplication
-
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    phases.end("compile")
     try:
-        listener.bind((options.host, options.port))
+        decoder = Decoder(options.weights, weights, options.max_sequence)
+    except ValueError as error:
+        return _failed(f"--max-sequence: {error}", EXIT_USAGE)
+    # As engines do before they serve: a long prompt, so that no request meets memory not yet there.
+    longest = max(1, min(_WARM_UP_PROMPT, decoder.max_sequence - _WARM_UP_TOKENS))
+    prompt = encode("warm up " * _WARM_UP_PROMPT)[:longest]
+    for _ in decoder.generate(prompt, min(_WARM_UP_TOKENS, decoder.max_sequence - 1)):
+        pass
+    phases.end("warm_up")
+
+    try:
+        server = WorkerServer(bound, decoder, events)
     except OSError as error:
-        print(f"port {options.port} on {options.host}: {error.strerror}", file=sys.stderr)  # noqa: T201
-        return EXIT_PORT_TAKEN
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            clock.end("server_up")
-            report({"event": "ready", "monotonic_ns": time.monotonic_ns(), "port": options.port})
-
-    # asyncio, not uvloop: libuv opens io_uring rings, which CRIU cannot dump.
-    config = uvicorn.Config(
-        WorkerApplication(decoder, report).application,
-        loop="asyncio", http="h11", ws="none", lifespan="off",
-        log_level="warning", timeout_keep_alive=1, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    Server(config).run(sockets=[listener])
+        return _no_address(options, error)
+    with server:
+        phases.end("server_up")
+        port = server.server_address[1]
+        events.report("ready", monotonic_ns=time.monotonic_ns(), port=port)
+        server.serve_forever()
     return 0
 
 
-class _Phases:
-    """Reports consecutive phases."""
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="resilience_pipelines.workers.reference", description="Serve the reference decoder."
+    )
+    parser.add_argument("--port", type=_port, required=True, help="0 to 65535; 0 for a free one")
+    parser.add_argument("--weights", type=Path, required=True, help="safetensors file")
+    parser.add_argument("--host", default="127.0.0.1", help="IPv4 address (default: %(default)s)")
+    parser.add_argument("--max-sequence", type=int, help="positions (default: the model's)")
+    return parser.parse_args()
 
-    def __init__(self) -> None:
-        self._start_ns = STARTED_NS
 
-    def end(self, name: str) -> None:
-        now = time.monotonic_ns()
-        report({"event": "phase", "name": name, "start_ns": self._start_ns, "end_ns": now})
-        self._start_ns = now
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r}: give 0 to 65535")
+    return int(text)
+
+
+def _fill_standard_descriptors() -> None:
+    """Where one is closed, its number would go to the next file: events would be written there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
+    return bound
+
+
+def _exit(number: int, frame: object) -> None:  # noqa: ARG001
+    """End at once; a request that computes is cut off.
+
+    Nothing is left to clean up, and the interpreter's own way out would take longer than all of
+    this and pull the compiled kernels from under the threads that run them.
+    """
+    os._exit(0)
+
+
+def _no_address(options: argparse.Namespace, error: OSError) -> int:
+    taken = error.errno == errno.EADDRINUSE
+    return _failed(
+        f"--host {options.host} --port {options.port}: {error.strerror}. "
+        + ("Give a free port, or end the program that holds it" if taken else "Give another"),
+        EXIT_PORT_TAKEN if taken else EXIT_NO_ADDRESS,
+    )
+
+
+def _failed(message: str, code: int) -> int:
+    print(message, file=sys.stderr)  # noqa: T201
+    return code
 
 
 if __name__ == "__main__":

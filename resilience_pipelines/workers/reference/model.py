@@ -1,151 +1,175 @@
 """The reference decoder: a small transformer with a KV cache, greedy or sampled generation.
 
-What belongs here: the forward pass, generation, sleep and wake of the weights. What does not: HTTP
-(`server`) and the weight file's form (`weights`).
+What belongs here: the forward pass, generation, sleep and wake. What does not: HTTP (`server`), the
+weight file's form (`weights`), arithmetic (`kernels`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from resilience_pipelines.workers.reference import kernels
-from resilience_pipelines.workers.reference.weights import (
-    Array,
-    ModelShape,
-    Weights,
-    WeightsError,
-    load_weights,
+from resilience_pipelines.workers.reference.generation import (
+    GREEDY,
+    AsleepError,
+    Sampling,
+    Token,
 )
+from resilience_pipelines.workers.reference.memory import Arena, Array
+from resilience_pipelines.workers.reference.tokenizer import END
+from resilience_pipelines.workers.reference.weights import Weights, reload_weights
+
+_ROTARY_BASE = 10_000.0
+AWAKE = 0
 
 
 @dataclass(frozen=True)
-class Token:
-    """A generated token.
-
-    Attributes:
-        top: the most probable tokens with their log-probabilities, best first.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-def encode(text: str) -> list[int]:
-    """One token for each byte of the text in UTF-8."""
-    return list(text.encode())
-
-
-def decode(token_id: int) -> str:
-    """A printable form: the byte's character, or the id in brackets."""
-    return chr(token_id) if 32 <= token_id < 127 else f"<{token_id}>"
+class _Layer:
+    attention_norm: Array
+    qkv: Array
+    attention_out: Array
+    mlp_norm: Array
+    gate_up: Array
+    down: Array
 
 
 class Decoder:
-    """The model with its weights and its cache of keys and values.
+    """The model with its weights and its cache of keys and values. For one caller at a time.
 
     Args:
         path: the weight file, read again when it wakes from sleep level 2.
+        max_sequence: positions of prompt and completion together; the model's own by default.
+
+    Raises:
+        ValueError: the model has fewer positions.
     """
 
-    def __init__(self, path: Path, shape: ModelShape, weights: Weights) -> None:
-        self.shape = shape
+    def __init__(self, path: Path, weights: Weights, max_sequence: int | None = None) -> None:
+        self.shape = shape = weights.header.shape
+        self.max_sequence = shape.max_sequence if max_sequence is None else max_sequence
+        if not 1 <= self.max_sequence <= shape.max_sequence:
+            raise ValueError(
+                f"max_sequence = {max_sequence}: give 1 to {shape.max_sequence}, "
+                "which is what this model has"
+            )
         self._path = path
-        self._weights: Weights | None = weights
-        self._allocate_cache()
+        self._weights = weights
+        self._layers = [
+            _Layer(
+                **{
+                    name: weights.tensors[f"layers.{layer}.{name}"]
+                    for name in _Layer.__dataclass_fields__
+                }
+            )
+            for layer in range(shape.layers)
+        ]
+        half_bytes = 4 * shape.layers * shape.hidden * self.max_sequence
+        self._cache = Arena(2 * half_bytes)
+        self._keys = self._cache.array(0, (shape.layers, shape.hidden, self.max_sequence))
+        self._values = self._cache.array(
+            half_bytes, (shape.layers, self.max_sequence, shape.hidden)
+        )
+        self._cosines, self._sines = _rotary_tables(self.max_sequence, shape.hidden // shape.heads)
+        self._sleep_level = AWAKE
 
     @property
     def asleep(self) -> bool:
         """Whether it can't answer before it is woken."""
-        return self._keys is None
+        return self._sleep_level != AWAKE
 
-    def _allocate_cache(self) -> None:
-        size = (self.shape.layers, self.shape.max_sequence, self.shape.hidden)
-        self._keys: Array | None = np.zeros(size, np.float32)
-        self._values: Array | None = np.zeros(size, np.float32)
+    def sleep(self, level: int) -> None:
+        """Give memory up, and go deeper when it sleeps less deeply already.
 
-    def sleep(self, level: int) -> int:
-        """Give memory up; returns the bytes given up.
-
-        Level 1 drops the cache of keys and values: the weights stay in host memory, which on a CPU
-        is where they are. Level 2 drops the weights too.
+        Args:
+            level: 1 drops the cache and keeps the weights in host memory, where those of a CPU are
+                anyway; 2 drops both.
         """
-        if self.asleep:
-            return 0
-        released = 0
-        if self._keys is not None and self._values is not None:
-            released = self._keys.nbytes + self._values.nbytes
-            self._keys = self._values = None
-        if level == 2 and self._weights is not None:
-            released += sum(tensor.nbytes for tensor in self._weights.values())
-            self._weights = None
-        return released
+        if level <= self._sleep_level:
+            return
+        if level > 1:
+            self._weights.arena.release()
+        self._cache.release()
+        self._sleep_level = level
 
     def wake(self) -> None:
-        """Undo `sleep`.
+        """Undo `sleep`: answers are the same as before, to the bit.
 
         Raises:
-            WeightsError: level 2 reads the file again, and it is not what it was.
+            WeightsError: level 2 reads the file again, and it is not what it was. It stays asleep.
         """
-        if not self.asleep:
-            return
-        if self._weights is None:
-            shape, weights = load_weights(self._path)
-            if shape != self.shape:
-                raise WeightsError(f"{self._path} holds another model now")
-            self._weights = weights
-        self._allocate_cache()
+        if self._sleep_level > 1:
+            reload_weights(self._path, self._weights)
+        self._sleep_level = AWAKE
 
     def generate(
-        self,
-        prompt: list[int],
-        count: int,
-        *,
-        temperature: float = 0.0,
-        seed: int = 0,
-        top: int = 1,
+        self, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
     ) -> Iterator[Token]:
-        """Continue a prompt by `count` tokens."""
-        random = np.random.Generator(np.random.PCG64(seed))
-        tokens, position = prompt, 0
+        """Continue a prompt by `count` tokens, or up to the end token.
+
+        Raises:
+            AsleepError
+            ValueError: no prompt, or more positions than there are.
+        """
+        if self.asleep:
+            raise AsleepError("the model is asleep")
+        if not prompt or len(prompt) + count > self.max_sequence:
+            raise ValueError(f"{len(prompt)} and {count} tokens: give 1 to {self.max_sequence}")
+        random = np.random.default_rng(sampling.seed)
+        tokens, position = list(prompt), 0
         for _ in range(count):
             logprobs = self._forward(tokens, position)
             position += len(tokens)
-            if temperature > 0:
-                chosen = kernels.sample(logprobs, temperature, float(random.random()))
+            if sampling.temperature > 0:
+                chosen = _draw(logprobs, sampling.temperature, random.random())
             else:
-                chosen = kernels.greatest(logprobs)
-            yield Token(int(chosen), float(logprobs[chosen]), _top(logprobs, top))
-            tokens = [int(chosen)]
+                chosen = int(np.argmax(logprobs))
+            yield Token(chosen, float(logprobs[chosen]), _most_probable(logprobs, sampling.top))
+            if chosen == END and not sampling.ignore_end:
+                return
+            tokens = [chosen]
 
-    def _forward(self, tokens: list[int], first: int) -> Array:
-        """Log-probabilities of the token after `tokens`, which begin at position `first`."""
-        weights, keys, values = self._weights, self._keys, self._values
-        if weights is None or keys is None or values is None:
-            raise RuntimeError("the model is asleep")
+    def _forward(self, tokens: Sequence[int], first: int) -> Array:
+        """Log-probabilities of what follows `tokens`, which begin at position `first`."""
         hidden, heads = self.shape.hidden, self.shape.heads
         last = first + len(tokens)
-        x = weights["embedding"][np.array(tokens)]
-        for layer in range(self.shape.layers):
-            name = f"layers.{layer}."
-            normed = kernels.rms_norm(x, weights[name + "attention_norm"])
-            qkv = normed @ weights[name + "qkv"]
-            kernels.rotate(qkv, first, 2 * hidden, hidden // heads)
-            keys[layer, first:last] = qkv[:, hidden : 2 * hidden]
-            values[layer, first:last] = qkv[:, 2 * hidden :]
-            query = np.ascontiguousarray(qkv[:, :hidden])
-            attended = kernels.attend(query, keys[layer], values[layer], first, heads)
-            x = x + attended @ weights[name + "attention_out"]
-            normed = kernels.rms_norm(x, weights[name + "mlp_norm"])
-            x = x + kernels.gated(normed @ weights[name + "gate_up"]) @ weights[name + "down"]
-        final = kernels.rms_norm(np.ascontiguousarray(x[-1:]), weights["norm"])
-        return kernels.log_softmax((final @ weights["head"])[0])
+        x = self._weights.tensors["embedding"][list(tokens)]
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            qkv = kernels.linear(kernels.rms_norm(x, layer.attention_norm), layer.qkv)
+            kernels.rotate(qkv, self._cosines, self._sines, first, 2 * hidden)
+            keys[:, first:last] = qkv[:, hidden : 2 * hidden].T
+            values[first:last] = qkv[:, 2 * hidden :]
+            attended = kernels.attend(qkv, keys, values, first, heads)
+            x += kernels.linear(attended, layer.attention_out)
+            inner = kernels.linear(kernels.rms_norm(x, layer.mlp_norm), layer.gate_up)
+            x += kernels.linear(kernels.gated(inner), layer.down)
+        final = kernels.rms_norm(x[-1:], self._weights.tensors["norm"])
+        logprobs: Array = kernels.log_softmax(
+            kernels.linear(final, self._weights.tensors["head"])[0]
+        )
+        return logprobs
 
 
-def _top(logprobs: Array, count: int) -> tuple[tuple[int, float], ...]:
-    best = np.argsort(-logprobs, kind="stable")[:count]
+def _rotary_tables(positions: int, width: int) -> tuple[Array, Array]:
+    frequencies = _ROTARY_BASE ** (-2.0 * np.arange(width // 2) / width)
+    angles = np.outer(np.arange(positions), frequencies)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def _draw(logprobs: Array, temperature: float, uniform: float) -> int:
+    """The token that a uniform number in [0, 1) falls on."""
+    scaled = (logprobs.astype(np.float64) - logprobs.max()) / temperature
+    reached = np.cumsum(np.exp(scaled))
+    index = int(np.searchsorted(reached, uniform * reached[-1], side="right"))
+    return min(index, reached.size - 1)  # the product may round up to the whole
+
+
+def _most_probable(logprobs: Array, count: int) -> tuple[tuple[int, float], ...]:
+    if not count:
+        return ()
+    best = np.argpartition(-logprobs, count - 1)[:count]
+    best = best[np.lexsort((best, -logprobs[best]))]
     return tuple((int(index), float(logprobs[index])) for index in best)
