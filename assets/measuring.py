@@ -1,0 +1,51 @@
+"""Measuring: what the assets have in common that run a benchmark job for a partition.
+
+What belongs here: from a partition and a specification to a verified landing folder. What does not:
+one kind of measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import dagster as dg
+
+from assets.partitions import worker_of
+from resilience_pipelines.dagster_io.launcher import LocalLauncher
+from resilience_pipelines.dagster_io.stack_partitions import partition_of, read_machines
+from resilience_pipelines.errors import CorruptError
+from resilience_pipelines.home import Home
+from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec
+from resilience_pipelines.warehouse.landing import LandedRun
+
+Spec = StartupSpec | FaultSpec | SnapshotSpec
+
+
+def measure(
+    context: dg.AssetExecutionContext,
+    home: Home,
+    launcher: LocalLauncher,
+    asked_worker: str | None,
+    spec_for: Callable[[str], Spec],
+) -> LandedRun:
+    """Run the job of a partition on this machine.
+
+    Args:
+        asked_worker: the worker that the configuration names; None for the partition's.
+        spec_for: makes the job's specification for a worker.
+
+    Raises:
+        UnsupportedError: the partition is another machine's.
+        ResilienceError: the job failed.
+    """
+    stacks = {name: machine.stack for name, machine in read_machines(home).items()}
+    worker = worker_of(context.partition_key, stacks, asked_worker)
+    landed = launcher.run(context, spec_for(worker), home)
+    found = partition_of(landed.record.stack)
+    if str(found) != context.partition_key:
+        raise CorruptError(
+            f"Run {landed.record.run_id} was measured on {str(found)!r}, which is not the "
+            f"partition {context.partition_key!r}.",
+            mend="The machine changed while the job ran: run it again.",
+        )
+    return landed

@@ -1,0 +1,36 @@
+"""Schedules: what runs by the clock.
+
+What belongs here: when. What does not: what (`jobs`).
+"""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from assets.jobs import main_job
+from resilience_pipelines.dagster_io.failures import failures
+from resilience_pipelines.dagster_io.resources import HomeResource
+from resilience_pipelines.dagster_io.stack_partitions import read_machines, register
+
+
+@dg.schedule(
+    job=main_job,
+    cron_schedule="0 3 * * 1",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+    description="Measures this machine every Monday at 03:00 UTC. Stopped until somebody starts "
+    "it: the main job takes a whole GPU and kills workers for minutes, and only the machine's "
+    "operator knows when that hurts nobody.",
+)
+def weekly_main(
+    context: dg.ScheduleEvaluationContext, home: HomeResource
+) -> Iterator[dg.RunRequest]:
+    """One run for each worker of this machine."""
+    with failures():
+        machines = read_machines(home.open())
+    for machine in machines.values():
+        partition = register(context.instance, machine.stack)
+        yield dg.RunRequest(partition_key=partition)
+
+
+SCHEDULES = (weekly_main,)
