@@ -1,0 +1,1 @@
+"""Who notices a fault: detectors that watch a worker, each in a thread with its own clock."""

@@ -1,0 +1,1 @@
+"""What happens when something breaks: faults, the experiments that inject them, their verdicts."""

@@ -1,0 +1,44 @@
+"""The catalogue: every fault that can be injected, by name.
+
+What belongs here: the list, and choosing from it. What does not: what a fault does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from resilience_pipelines.errors import InputError
+from resilience_pipelines.faults.fault import Fault
+from resilience_pipelines.faults.memory import AddressSpaceExhausted, MemoryExhausted
+from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
+from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
+
+_ALL: Sequence[Fault] = (
+    WorkerKilled(),
+    WorkerHung(),
+    MemoryExhausted(),
+    AddressSpaceExhausted(),
+    *(SnapshotImageCorrupted(damage) for damage in Damage),
+)
+
+CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}
+
+
+def choose(names: Sequence[str], catalogue: Mapping[str, Fault] = CATALOGUE) -> tuple[Fault, ...]:
+    """The faults of these names, in the catalogue's order, each once; all when none is named.
+
+    A name that several begin with, such as `snapshot_image_corrupted`, stands for all of them.
+
+    Raises:
+        InputError: there is no such fault.
+    """
+    chosen = set(catalogue) if not names else set()
+    for name in names:
+        found = {key for key in catalogue if key == name or key.startswith(f"{name}_")}
+        if not found:
+            raise InputError(
+                "faults", name, "no such fault is in the catalogue",
+                mend=f"Choose from {', '.join(catalogue)}.",
+            )  # fmt: skip
+        chosen |= found
+    return tuple(fault for name, fault in catalogue.items() if name in chosen)
