@@ -6,16 +6,18 @@ What does not: any measurement.
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.errors import InputError, ResilienceError, UnsupportedError
 from resilience_pipelines.home import Home
 from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.criu_binary import find_criu
+from resilience_pipelines.snapshots.cuda import CudaEngine
 from resilience_pipelines.snapshots.device import DeviceEngine, NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.store import SnapshotStore
@@ -23,8 +25,20 @@ from resilience_pipelines.stack import Stack, read_gpu, read_host
 from resilience_pipelines.workers.base import Worker
 from resilience_pipelines.workers.reference_host import ReferenceWorker
 from resilience_pipelines.workers.space import SpaceSupport, probe_spaces
+from resilience_pipelines.workers.torch_host import TorchWorker
+from resilience_pipelines.workers.vllm_host import VllmWorker, find_vllm
 
-WORKERS = ("reference",)
+_FACTORIES: Mapping[str, Callable[[Path], Worker]] = {
+    "reference": ReferenceWorker,
+    "torch": TorchWorker,
+    "vllm": find_vllm,
+}
+"""Each makes a worker; it gets the folder for models and weights."""
+
+WORKERS = tuple(
+    name for name in _FACTORIES if name == "reference" or importlib.util.find_spec(name)
+)
+"""Workers whose engine is installed here."""
 
 
 def make_worker(name: str, home: Home) -> Worker:
@@ -32,15 +46,23 @@ def make_worker(name: str, home: Home) -> Worker:
 
     Raises:
         InputError: there is none of that name.
+        UnsupportedError: its engine is not installed.
     """
-    if name == "reference":
-        return ReferenceWorker(home.cache)
-    raise InputError("worker", name, "no such worker", mend=f"Choose from {', '.join(WORKERS)}.")
+    if name not in _FACTORIES:
+        raise InputError(
+            "worker", name, "no such worker", mend=f"Choose from {', '.join(WORKERS)}."
+        )
+    if name not in WORKERS:
+        raise UnsupportedError(
+            f"The engine of the worker {name} is not installed in this Python.",
+            mend="pip install 'resilience-pipelines[gpu]'",
+        )
+    return _FACTORIES[name](home.cache)
 
 
-def make_device(worker: Worker) -> DeviceEngine:  # noqa: ARG001
+def make_device(worker: Worker) -> DeviceEngine:
     """What moves a worker's device state."""
-    return NoDevice()
+    return CudaEngine() if isinstance(worker, VllmWorker | TorchWorker) else NoDevice()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def criu(support: SpaceSupport) -> Criu:
 
 
 @pytest.fixture
-def engine(criu: Criu, tmp_path: Path) -> Iterator[SnapshotEngine]:
+def engine(criu: Criu, tmp_path: Path) -> SnapshotEngine:
     """A snapshot engine with a store of its own."""
     stack = Stack.model_validate(
         {**read_host(tmp_path), "engine": "contract", "engine_version": "1",
@@ -46,4 +45,4 @@ def engine(criu: Criu, tmp_path: Path) -> Iterator[SnapshotEngine]:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     host = Host(stack, frozenset(read_cpu_features()))
-    yield SnapshotEngine(SnapshotStore(tmp_path / "store"), criu, NoDevice(), host, scratch)
+    return SnapshotEngine(SnapshotStore(tmp_path / "store"), criu, NoDevice(), host, scratch)

@@ -30,6 +30,19 @@ class SnapshotReason(StrEnum):
     WAKE_FAILED = "wake_failed"
     NO_ANSWER = "no_answer"
     WRONG_ANSWER = "wrong_answer"
+    CUDA_UNAVAILABLE = "cuda_unavailable"
+    CUDA_NO_PROCESS = "cuda_no_process"
+    CUDA_NOT_SUPPORTED = "cuda_not_supported"
+    CUDA_NO_MEMORY = "cuda_no_memory"
+    CUDA_LOCK_FAILED = "cuda_lock_failed"
+    CUDA_LOCK_TIMEOUT = "cuda_lock_timeout"
+    CUDA_CHECKPOINT_FAILED = "cuda_checkpoint_failed"
+    CUDA_CHECKPOINT_TIMEOUT = "cuda_checkpoint_timeout"
+    CUDA_RESTORE_FAILED = "cuda_restore_failed"
+    CUDA_RESTORE_TIMEOUT = "cuda_restore_timeout"
+    CUDA_UNLOCK_FAILED = "cuda_unlock_failed"
+    CUDA_UNLOCK_TIMEOUT = "cuda_unlock_timeout"
+    GPU_PROBE_FAILED = "gpu_probe_failed"
 
 
 class SnapshotError(ResilienceError):

@@ -1,0 +1,1 @@
+"""What changed between stacks, and whether it is more than noise."""
