@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def run_job(spec: StartupSpec | FaultSpec | SnapshotSpec, home: Home, progress: 
             startups=found.startups,
             snapshots=found.snapshots,
             faults=found.faults,
-            unsupported=found.unsupported or {},
+            unsupported=(found.unsupported or {}) | _lost_samples(telemetry),
         )
         with LandingWriter(home.landing, run_id) as writer:
             for path in sorted(evidence.iterdir()):
@@ -173,10 +174,17 @@ def _measure_faults(spec: FaultSpec, context: BenchmarkContext, progress: Progre
     )
     progress("source worker and snapshot", 0, 1)
     source: Source = prepare_source(context, snapshot=True)
-    faults = run_faults(plan, context, source, progress)
+    abort = threading.Event()
+    # What was found so far is worth landing: the experiment that is running is undone and ends.
+    signal.signal(signal.SIGTERM, lambda *_: abort.set())
+    faults = run_faults(plan, context, source, progress, abort=abort)
     return _Found(
         snapshots=tuple(source.snapshots), faults=tuple(faults), unsupported=_unsupported(context)
     )
+
+
+def _lost_samples(telemetry: Telemetry) -> dict[str, str]:
+    return {f"samples of {subject}": why for subject, why in telemetry.failures.items()}
 
 
 def _unsupported(context: BenchmarkContext) -> dict[str, str]:

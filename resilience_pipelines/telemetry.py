@@ -42,6 +42,8 @@ class Telemetry:
     def __init__(self, interval_s: float = SAMPLE_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._rows: list[tuple[str, float, str, str, float]] = []
+        self.failures: dict[str, str] = {}
+        """Subjects whose samples ended early, and the error that ended them."""
 
     @contextmanager
     def watching(self, subject: str, source: Source) -> Iterator[None]:
@@ -56,9 +58,14 @@ class Telemetry:
         def sample() -> None:
             while True:
                 at_s = time.monotonic() - started
+                try:
+                    readings = source()
+                except Exception as error:  # noqa: BLE001 - samples end; what they are beside goes on
+                    self.failures[subject] = repr(error)
+                    return
                 self._rows.extend(
                     (subject, at_s, reading.series, reading.unit, reading.value)
-                    for reading in source()
+                    for reading in readings
                 )
                 if stop.wait(self._interval_s):
                     return

@@ -1,10 +1,14 @@
 """The Dagster instance of a data home: its folder, its configuration, and what dead runs left.
 
 What belongs here: DAGSTER_HOME below the data home. What does not: which runs are started there.
+
+`python -m resilience_pipelines.dagster_io.instance` makes the DAGSTER_HOME of the data home that
+RESILIENCE_HOME names and prints its path, for `dg dev` and `dg launch` to be started with it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +17,8 @@ from typing import Final
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
 
-from resilience_pipelines.errors import BusyError, StorageError
-from resilience_pipelines.home import Home
+from resilience_pipelines.errors import BusyError, ResilienceError, StorageError
+from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 
 GPU_POOL: Final = "gpu_slot"
@@ -117,6 +121,16 @@ def require_free_pool(instance: DagsterInstance, pool: str) -> None:
         storage.free_concurrency_slots_for_run(run_id)
 
 
+def main() -> int:
+    """Make the DAGSTER_HOME and print it; returns the exit code."""
+    try:
+        sys.stdout.write(f"{prepare_dagster_home(open_home())}\n")
+    except ResilienceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
 def _owned_runs(home: Home) -> Path:
     folder = home.dagster / "owned_runs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,3 +146,7 @@ def latest_materialization(
         limit=1,
     ).records
     return records[0].asset_materialization if records else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,8 @@ from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec
 from resilience_pipelines.startup.benchmark import Progress
 
-_END_DEADLINE_S = 30.0
+_END_DEADLINE_S = 60.0
+"""After SIGTERM: an experiment undoes its fault and what was found is landed."""
 _STDERR_LINES_KEPT = 50
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from resilience_pipelines.errors import ResilienceError
-from resilience_pipelines.workers.space import Space
+from resilience_pipelines.workers.space import Space, SpaceError
 
 HEALTH_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 16 * 2**20
@@ -123,7 +123,7 @@ class WorkerClient:
             connection.request(method, path, payload, headers)
             response = connection.getresponse()
             text = response.read(MAX_ANSWER_BYTES)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, SpaceError) as error:
             raise WorkerUnreachableError(f"{method} {path}: {error!r}.") from error
         finally:
             connection.close()

@@ -258,7 +258,11 @@ class Capsule(Space):
     def socket(self) -> socket.socket:
         """See `Space.socket`."""
         assert self._network is not None
-        return self._network.submit(socket.socket, socket.AF_INET, socket.SOCK_STREAM).result(5)
+        try:
+            made = self._network.submit(socket.socket, socket.AF_INET, socket.SOCK_STREAM)
+        except RuntimeError as error:
+            raise SpaceError("The capsule is closed.") from error
+        return made.result(5)
 
     def adopt(self, inner_pid: int) -> Process:
         """See `Space.adopt`.
