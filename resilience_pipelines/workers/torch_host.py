@@ -1,0 +1,98 @@
+"""The torch worker from the host's side: how to start it and how to read its output.
+
+What belongs here: what `Worker` asks for. What does not: the worker's own process, which lives in
+`torch_reference/`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from resilience_pipelines.records import Basis
+from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
+from resilience_pipelines.workers.seeded_model import PRECISION, WEIGHTS_NAME, Shape, write_model
+from resilience_pipelines.workers.torch_reference import MODEL_NAME, VERSION
+from resilience_pipelines.workers.vllm_host import distribution_version
+
+SEED: Final = 20260101
+SHAPE: Final = Shape(
+    MODEL_NAME, hidden=1024, intermediate=3072, layers=8, heads=8, tied=True, vocabulary=512,
+    end_token=257,
+)  # fmt: skip
+
+_CLOCK: Final = "worker_monotonic"
+_RESOLUTION_S: Final = 1e-9
+# oneDNN would use AMX, whose permission CRIU does not give back: SIGILL after a restore.
+_WITHOUT_GPU: Final = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+_CACHES: Final = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+@dataclass(frozen=True)
+class TorchWorker:
+    """A small decoder on one GPU: a quick real test of everything that vLLM needs.
+
+    Args:
+        cache: folder for its model, which is made from a seed.
+        device: `cpu` runs it without a GPU, for tests of the contract alone.
+    """
+
+    cache: Path
+    device: str = "cuda"
+
+    name: str = "torch"
+    basis: Basis = Basis.REFERENCE
+    engine: str = "torch-reference"
+    engine_version: str = VERSION
+    model: str = MODEL_NAME
+    model_precision: str = PRECISION
+    start_deadline_s: float = 300.0
+    request_deadline_s: float = 60.0
+    sleep_levels: tuple[int, ...] = (1, 2)
+    logprob_tolerance: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder."""
+        return self.cache / "models" / f"{MODEL_NAME}-seed-{SEED}"
+
+    def prepare(self) -> None:
+        """Write the model, once."""
+        write_model(self.folder, SHAPE, SEED)
+
+    def plan(self, port: int, cache: Path) -> LaunchPlan:
+        """See `Worker.plan`. What inductor and Triton compile is the cache."""
+        caches = {variable: str(cache / folder) for variable, folder in _CACHES.items()}
+        return LaunchPlan(
+            argv=(
+                sys.executable, "-m", "resilience_pipelines.workers.seccomp", "--",
+                sys.executable, "-m", "resilience_pipelines.workers.torch_reference",
+                "--port", str(port), "--model", str(self.folder), "--device", self.device,
+            ),
+            port=port,
+            env=caches if self.device == "cuda" else caches | _WITHOUT_GPU,
+        )  # fmt: skip
+
+    def weight_files(self) -> Sequence[Path]:
+        """See `Worker.weight_files`."""
+        return (self.folder / WEIGHTS_NAME,)
+
+    def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
+        """See `Worker.marks`. The worker writes its phases itself, as JSON lines."""
+        found = []
+        for line in lines:
+            if not line.text.startswith('{"event": "phase"'):
+                continue
+            event = json.loads(line.text)
+            found.append(
+                Mark(event["name"], event["start_ns"], event["end_ns"], _CLOCK, _RESOLUTION_S)
+            )
+        return found
+
+    def stack_facts(self) -> Mapping[str, str | int | None]:
+        """See `Worker.stack_facts`."""
+        return {"torch_version": distribution_version("torch")}
