@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -288,8 +289,12 @@ def test_nothing_restored_runs_before_its_pages_are_verified(
 
     def wait_for_criu(store: SnapshotStore, stored: StoredSnapshot) -> None:
         assert restored.wait(20)
-        mine = [p for p in psutil.process_iter(["cmdline"]) if str(SERVER) in (p.cmdline() or [])]
-        states.update(process.status() for process in mine)
+        mine = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if str(SERVER) in process.cmdline():
+                    mine.append(process.status())
+        states.update(mine)
         assert len(mine) == 2
         verify(store, stored)
 
