@@ -23,7 +23,7 @@ from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot
 from resilience_pipelines.startup.arms import restore_worker
 from resilience_pipelines.workers.oracle import RecordedAnswer, check_answer, record_answer
 from resilience_pipelines.workers.process import RunningWorker, launch
-from resilience_pipelines.workers.space import SpaceSupport, open_space
+from resilience_pipelines.workers.space import SpaceSupport, open_space, wait_until
 from tests.support.workers import SERVER, ContractWorker
 
 
@@ -283,19 +283,23 @@ def test_nothing_restored_runs_before_its_pages_are_verified(
     engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = snapshot_of(engine, support, tmp_path, "child")
-    states: set[str] = set()
+    stopped = threading.Event()
     verify = SnapshotStore.verify_pages
     restored = threading.Event()
 
-    def wait_for_criu(store: SnapshotStore, stored: StoredSnapshot) -> None:
-        assert restored.wait(20)
-        mine = []
+    def states() -> list[str]:
+        found = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if str(SERVER) in process.cmdline():
-                    mine.append(process.status())
-        states.update(mine)
-        assert len(mine) == 2
+                    found.append(process.status())
+        return found
+
+    def wait_for_criu(store: SnapshotStore, stored: StoredSnapshot) -> None:
+        assert restored.wait(20)
+        # They were sent SIGSTOP before CRIU let go of them; the kernel still has to schedule it.
+        wait_until(lambda: states() == [psutil.STATUS_STOPPED] * 2, 5, "two stopped", 0.01)
+        stopped.set()
         verify(store, stored)
 
     original = engine.criu.restore
@@ -309,7 +313,7 @@ def test_nothing_restored_runs_before_its_pages_are_verified(
     monkeypatch.setattr(engine.criu, "restore", announce)
     with restore_worker(engine, snapshot, ContractWorker()).running as running:
         assert answers_right(running, snapshot.manifest.answer)
-    assert states == {psutil.STATUS_STOPPED}
+    assert stopped.is_set()
 
 
 def test_a_restore_that_criu_refuses_leaves_nothing_and_keeps_the_log(
@@ -353,7 +357,7 @@ def test_a_worker_dies_with_the_process_that_started_it(
     script = (
         "import sys, time, pathlib\n"
         "from resilience_pipelines.workers.process import launch\n"
-        "from resilience_pipelines.workers.space import SpaceSupport, open_space\n"
+        "from resilience_pipelines.workers.space import SpaceSupport, open_space, wait_until\n"
         "from tests.support.workers import SERVER, ContractWorker\n"
         "running = launch(ContractWorker(), open_space(SpaceSupport(sys.argv[1] == 'capsule')),"
         " pathlib.Path('/tmp'))\n"
