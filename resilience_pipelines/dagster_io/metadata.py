@@ -137,9 +137,9 @@ def startup_metadata(landed: LandedRun) -> Metadata:
         )
     facts["arms"] = table(
         {
-            "arm": "string", "n": "int", "failed": "int", "unsupported": "int", "median_s": "float",
-            "ci_low_s": "float", "ci_high_s": "float", "min_s": "float", "max_s": "float",
-            "mean_unaccounted_percent": "float",
+            "arm": "string", "n": "int", "median_s": "float", "ci_low_s": "float",
+            "ci_high_s": "float", "min_s": "float", "max_s": "float", "failed": "int",
+            "unsupported": "int", "mean_unaccounted_percent": "float",
         },
         [_startup_row(name, group) for name, group in groups.items()],
     )  # fmt: skip
@@ -321,11 +321,11 @@ def _startup_row(name: str, group: Sequence[StartupMeasurement]) -> tuple[Cell, 
     return (
         name,
         len(counted),
-        outcomes[Outcome.FAILED],
-        outcomes[Outcome.UNSUPPORTED],
         *_estimate(totals),
         min(totals, default=None),
         max(totals, default=None),
+        outcomes[Outcome.FAILED],
+        outcomes[Outcome.UNSUPPORTED],
         fmean(shares) * 100 if shares else None,
     )
 
