@@ -57,6 +57,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts
 WorkerOption = Annotated[str, typer.Option("--worker", help="The worker to measure.")]
 
 
+DEMO_FAULTS = "worker_killed,worker_hung,memory_exhausted,snapshot_image_corrupted_bit_flip"
+"""One of each kind, so that a first look takes minutes."""
+
+
 class Format(StrEnum):
     """How `query` prints."""
 
@@ -492,6 +496,9 @@ def dashboard(
 def demo(
     repeats: Annotated[int, typer.Option(help="Starts of each arm.")] = 5,
     fault_repeats: Annotated[int, typer.Option(help="Experiments of each fault.")] = 1,
+    faults: Annotated[
+        str, typer.Option(help="Faults, separated by commas; '' for all of the catalogue.")
+    ] = DEMO_FAULTS,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -503,7 +510,7 @@ def demo(
     command = [
         sys.executable, "-m", "resilience_pipelines.dagster_io.run_main",
         "--home", str(data_home.root),
-        "--repeats", str(repeats), "--fault-repeats", str(fault_repeats),
+        "--repeats", str(repeats), "--fault-repeats", str(fault_repeats), "--faults", faults,
     ]  # fmt: skip
     code = subprocess.run(
         command, check=False, stdout=sys.stderr if as_json else None, timeout=3600

@@ -49,13 +49,14 @@ class Asked:
     worker: str
     repeats: int
     fault_repeats: int
+    faults: tuple[str, ...] = ()
 
     def run_config(self) -> dict[str, Any]:
         """The configuration of `main_job`."""
         repeats = {
             "snapshot_images": {},
             "startup_measurements": {"repeats": self.repeats},
-            "fault_runs": {"repeats": self.fault_repeats},
+            "fault_runs": {"repeats": self.fault_repeats, "faults": list(self.faults)},
         }
         return {
             "ops": {
@@ -96,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
             # Bad input is told before seconds of imports.
             for kind, repeats in (("startup", options.repeats), ("fault", options.fault_repeats)):
                 parse_spec(json.dumps({"kind": kind, "repeats": repeats}))
-            asked = Asked(options.worker, options.repeats, options.fault_repeats)
+            faults = tuple(name for name in options.faults.split(",") if name)
+            asked = Asked(options.worker, options.repeats, options.fault_repeats, faults)
             outcome = _run(asked, open_home(options.home), console)
         except ResilienceError as error:
             console.print(f"[bold red]error:[/] {escape(str(error))}")
@@ -121,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=StartupSpec().repeats,
         help="starts of each arm (%(default)s)",
+    )
+    parser.add_argument(
+        "--faults", default="", help="faults to inject, separated by commas; all when not set"
     )
     parser.add_argument(
         "--fault-repeats", type=int, default=FaultSpec().repeats,

@@ -50,7 +50,8 @@ from resilience_pipelines.workers.oracle import (
 from resilience_pipelines.workers.process import RunningWorker, WorkerFailedError
 from resilience_pipelines.workers.space import SpaceSupport
 
-THROUGHPUT_REQUESTS = 3
+THROUGHPUT_REQUESTS = 1
+"""Of as many tokens as the oracle has. Every start adds one figure, so few are enough."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done and how many there are."""
