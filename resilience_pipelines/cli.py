@@ -522,7 +522,7 @@ def demo(
         "select stack_key, worker, basis, arm, n, median_s, ci_low_s, ci_high_s "
         "from startup_summary order by worker, stack_key, median_s desc",
     )
-    faults = ask(
+    verdicts = ask(
         data_home, "select fault, verdict, count(*) n from fault_runs group by all order by all"
     )
     page = data_home.dashboard / "index.html"
@@ -531,7 +531,7 @@ def demo(
         _print_json(
             {
                 "startup": startup.to_dicts(),
-                "faults": faults.to_dicts(),
+                "faults": verdicts.to_dicts(),
                 "dashboard": str(page),
                 "published": str(data_home.published),
                 "seconds": seconds,
@@ -539,7 +539,7 @@ def demo(
         )
         return
     _print_rows(startup.to_dicts(), False)
-    _print_rows(faults.to_dicts(), False)
+    _print_rows(verdicts.to_dicts(), False)
     out.print(f"\ndashboard  {page}\ndatabase   {data_home.published}\ntook       {seconds} s")
 
 

@@ -53,7 +53,7 @@ class Asked:
 
     def run_config(self) -> dict[str, Any]:
         """The configuration of `main_job`."""
-        repeats = {
+        repeats: dict[str, dict[str, Any]] = {
             "snapshot_images": {},
             "startup_measurements": {"repeats": self.repeats},
             "fault_runs": {"repeats": self.fault_repeats, "faults": list(self.faults)},
