@@ -97,6 +97,7 @@ class CudaEngine:
     gpu_map: Mapping[str, str] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
     name: str = "criu+cuda"
+    moves_state: bool = True
     held_bytes: int | None = None
     """Device memory that the last suspend freed, which a resume needs again."""
 

@@ -1,29 +1,21 @@
-"""Start a program that can't open io_uring rings: `python -m ...workers.seccomp -- PROGRAM ARGS`.
+"""A seccomp filter that takes io_uring away from a process and all that it starts.
 
 CRIU can't dump a process that holds an io_uring ring, and libuv (in uvloop and in torch's TCPStore)
-opens one unless the kernel says that it has no such calls. This wrapper installs a seccomp filter
-that answers ENOSYS to the three calls, prints one JSON line with the time, and becomes the program.
+opens one unless the kernel says that it has no such calls. The filter answers ENOSYS to the three.
 
-What belongs here: that filter. What does not: any other confinement of a worker (`space`), and
-anything but the standard library, since this runs before every start that is measured.
+What belongs here: that filter. What does not: starting a program behind it (`supervisor`), and any
+other confinement of a worker (`space`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
-import sys
-import time
-from collections.abc import Sequence
 from typing import Final
 
 # These numbers are the same on every architecture but alpha.
 IO_URING_CALLS: Final = (425, 426, 427)  # io_uring_setup, io_uring_enter, io_uring_register
-
-EXEC_EVENT: Final = "exec"
-"""The `event` of the line printed just before the program starts; `at_ns` is CLOCK_MONOTONIC."""
 
 _PR_SET_SECCOMP: Final = 22
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -93,17 +85,3 @@ def _check(failed: int, what: str) -> None:
     if failed:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Install the filter and become the program. Returns only by raising."""
-    if len(arguments) < 2 or arguments[0] != "--":
-        raise SystemExit("usage: python -m resilience_pipelines.workers.seccomp -- PROGRAM ARGS")
-    refuse_io_uring()
-    line = json.dumps({"event": EXEC_EVENT, "at_ns": time.monotonic_ns()})
-    os.write(sys.stdout.fileno(), f"{line}\n".encode())
-    os.execvp(arguments[1], list(arguments[1:]))  # noqa: S606 - starting that program is the purpose
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -53,6 +53,7 @@ class TorchWorker:
     start_deadline_s: float = 300.0
     request_deadline_s: float = 60.0
     sleep_levels: tuple[int, ...] = (1, 2)
+    snapshot_sleep_level: int = 1
     logprob_tolerance: float = 0.0
 
     @property
@@ -69,7 +70,7 @@ class TorchWorker:
         caches = {variable: str(cache / folder) for variable, folder in _CACHES.items()}
         return LaunchPlan(
             argv=(
-                sys.executable, "-m", "resilience_pipelines.workers.seccomp", "--",
+                sys.executable, "-m", "resilience_pipelines.workers.supervisor", "--",
                 sys.executable, "-m", "resilience_pipelines.workers.torch_reference",
                 "--port", str(port), "--model", str(self.folder), "--device", self.device,
             ),

@@ -1,7 +1,7 @@
 """vLLM from the host's side: how to start `vllm serve` and how to read its output.
 
-What belongs here: what `Worker` asks for. What does not: reading the log (`vllm_log`), completing a
-wake (`vllm_middleware`), the model (`seeded_model`).
+What belongs here: what `Worker` asks for. What does not: reading the log (`vllm_log`), sleep and
+wake (`vllm_middleware`, `vllm_extension`), the model (`seeded_model`).
 
 vLLM runs in a process of its own, from the Python that runs this. Nothing here imports it.
 """
@@ -87,6 +87,7 @@ class VllmWorker:
     start_deadline_s: float = 900.0
     request_deadline_s: float = 120.0
     sleep_levels: tuple[int, ...] = (1, 2)
+    snapshot_sleep_level: int = 2
     # Kernels are chosen by timing at each start: another choice may round bfloat16 differently.
     logprob_tolerance: float = 0.02
 
@@ -100,13 +101,15 @@ class VllmWorker:
         caches = {variable: str(cache / folder) for variable, folder in _CACHES.items()}
         return LaunchPlan(
             argv=(
-                sys.executable, "-m", "resilience_pipelines.workers.seccomp", "--",
+                sys.executable, "-m", "resilience_pipelines.workers.supervisor", "--",
                 sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model_folder),
                 "--served-model-name", self.model,
                 "--host", "127.0.0.1", "--port", str(port),
                 "--enable-sleep-mode", "--seed", "0", "--generation-config", "vllm",
                 "--middleware",
                 "resilience_pipelines.workers.vllm_middleware.WakeRestoresService",
+                "--worker-extension-cls",
+                "resilience_pipelines.workers.vllm_extension.SnapshotExtension",
                 *self.extra_arguments,
             ),
             port=port,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resilience_pipelines.workers.base import Mark, OutputLine
-from resilience_pipelines.workers.seccomp import EXEC_EVENT
+from resilience_pipelines.workers.supervisor import EXEC_EVENT
 
 CLOCK = "host_monotonic_at_output_line"
 RESOLUTION_S = 0.001

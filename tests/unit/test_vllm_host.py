@@ -27,7 +27,7 @@ def worker(tmp_path: Path) -> VllmWorker:
 def test_vllm_starts_behind_the_filter(worker: VllmWorker, tmp_path: Path) -> None:
     argv = worker.plan(8000, tmp_path).argv
     wrapper = argv.index("--")
-    assert argv[:wrapper] == (sys.executable, "-m", "resilience_pipelines.workers.seccomp")
+    assert argv[:wrapper] == (sys.executable, "-m", "resilience_pipelines.workers.supervisor")
     assert argv[wrapper + 1 : wrapper + 5] == (
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve",
     )  # fmt: skip

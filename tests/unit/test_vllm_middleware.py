@@ -1,4 +1,4 @@
-"""A wake restores service whatever the sleep's level was, and nothing else is touched."""
+"""Sleep and wake mean what the worker contract says, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ class FakeEngine:
 
     async def wake_up(self, tags: list[str]) -> None:
         self.calls.append(tuple(tags))
+
+    async def sleep(self, level: int) -> None:
+        self.calls.append(("sleep", level))
 
     async def collective_rpc(self, method: str) -> None:
         self.calls.append(method)
@@ -69,6 +72,23 @@ def test_other_levels_are_vllms_own_business(server: Server, query: bytes) -> No
     server.request("POST", "/wake_up")
     assert server.engine.calls == []
     assert server.reached == ["/sleep", "/wake_up"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleep_for_a_snapshot_answers_when_host_memory_was_given_back(
+    server: Server, level: int
+) -> None:
+    sent = server.request("POST", "/sleep", f"level={level}&purpose=snapshot".encode())
+    assert server.engine.calls == [("sleep", level), "release_host_memory"]
+    assert sent[0]["status"] == 200
+    assert server.reached == []
+    server.request("POST", "/wake_up")
+    assert ("reload_weights" in server.engine.calls) == (level == 2)
+
+
+def test_a_sleep_for_another_purpose_is_an_ordinary_one(server: Server) -> None:
+    server.request("POST", "/sleep", b"level=1&purpose=rest")
+    assert server.reached == ["/sleep"]
 
 
 def test_the_level_is_forgotten_once_it_was_undone(server: Server) -> None:
