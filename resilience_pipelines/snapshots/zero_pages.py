@@ -170,6 +170,8 @@ def _gaps(
             return
         low = max(0, (start - address) // PAGE_BYTES)
         high = min(length, (end - address) // PAGE_BYTES)
+        if high <= low:
+            continue  # it ends before the range
         position = first + low
         while (begin := zero.find(1, position, first + high)) >= 0:
             stop = zero.find(0, begin, first + high)

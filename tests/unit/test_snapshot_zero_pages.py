@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_pipelines.snapshots.zero_pages import (
@@ -115,6 +115,11 @@ def test_a_range_over_two_areas_loses_zeros_of_the_anonymous_one_alone(image: Im
     assert image.pages() == dict.fromkeys(range(half), 0)
 
 
+def test_an_anonymous_area_before_the_range_does_not_count(image: Image) -> None:
+    image.write([(2, [*RUN, 1, 0])], [_area(0, 1, ANONYMOUS), _area(1, 99, FILE_PRIVATE)])
+    assert drop_zero_pages(image.folder, PYCRIU) == 0
+
+
 def test_shared_memory_loses_its_zeros_too(tmp_path: Path) -> None:
     image = Image(tmp_path, "shmem-5")
     image.write([(-BASE // PAGE_BYTES, [*RUN, 3])], [])
@@ -149,6 +154,7 @@ _CONTENT = st.lists(
 ).map(lambda parts: [number for part in parts for number in part])
 
 
+@settings(max_examples=300)
 @given(
     contents=st.lists(_CONTENT, min_size=1, max_size=4),
     gaps=st.lists(st.integers(0, 5), min_size=4, max_size=4),
