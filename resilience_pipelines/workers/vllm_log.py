@@ -40,7 +40,8 @@ def _boundary(phase: str | None, pattern: str) -> Boundary:
     return Boundary(phase, re.compile(pattern))
 
 
-# From the version on that stands first, newest last. 0.20 to 0.24 were read and measured.
+# From the version on that stands first, newest last. The wording of 0.20 to 0.24 was read in their
+# source; that of 0.23 was measured.
 FORMATS: tuple[tuple[tuple[int, int], tuple[Boundary, ...]], ...] = (
     (
         (0, 20),
