@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -101,19 +101,5 @@ def process_source(process: Process) -> Source:
             Reading("worker_resident_memory", "bytes", resident),
             Reading("worker_cpu_time", "seconds", cpu_s),
         ]
-
-    return read
-
-
-def host_source() -> Source:
-    """What the whole machine uses: available memory in bytes, busy CPU share."""
-
-    def read() -> list[Reading]:
-        facts: Mapping[str, float] = {
-            "host_memory_available": float(psutil.virtual_memory().available),
-            "host_cpu_busy": psutil.cpu_percent(None) / 100,
-        }
-        units = {"host_memory_available": "bytes", "host_cpu_busy": "fraction"}
-        return [Reading(name, units[name], value) for name, value in facts.items()]
 
     return read

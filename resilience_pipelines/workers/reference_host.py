@@ -6,7 +6,6 @@ What belongs here: what `Worker` asks for. What does not: the worker's own proce
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -93,11 +92,6 @@ class ReferenceWorker:
     def stack_facts(self) -> Mapping[str, str | int | None]:
         """See `Worker.stack_facts`."""
         return {}
-
-    @staticmethod
-    def libraries() -> Mapping[str, str]:
-        """Versions of what it computes with."""
-        return {name: importlib.metadata.version(name) for name in ("numpy", "numba")}
 
 
 def _event(text: str) -> Mapping[str, object]:
