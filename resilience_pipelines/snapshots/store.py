@@ -24,6 +24,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import InputError, StorageError
 from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
 from resilience_pipelines.snapshots.manifest import (
@@ -129,13 +130,13 @@ class SnapshotStore:
             text = manifest.model_dump_json(indent=1)
             _write_private(partial.folder / MANIFEST_NAME, text)
             for file in manifest.files:
-                _sync(partial.folder / file.path)
+                sync(partial.folder / file.path)
             for folder in (partial.images, partial.shared_memory, partial.folder):
-                _sync(folder)
+                sync(folder)
             (partial.folder / LOCK_NAME).unlink()
             target = self.root / manifest.snapshot_id
             partial.folder.rename(target)
-            _sync(self.root)
+            sync(self.root)
         except OSError as error:
             raise storage_failure(error, "commit") from error
         return StoredSnapshot(target, manifest)
@@ -387,11 +388,3 @@ def _write_private(path: Path, text: str) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

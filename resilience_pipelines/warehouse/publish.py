@@ -9,7 +9,6 @@ one. Nobody ever sees half of it.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Final
 
 import duckdb
 
+from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
@@ -71,11 +71,11 @@ def publish(home: Home, *, parquet: bool = False, lock_wait_s: float = LOCK_WAIT
             if parquet:
                 files += _write_parquet(copy, marts, target.parent / "parquet")
             for made, _ in files:
-                _fsync(made)
+                sync(made)
             for made, final in files:
                 made.replace(final)
             for folder in {final.parent for _, final in files}:
-                _fsync(folder)
+                sync(folder)
     except duckdb.Error as error:
         raise storage_error(target, error) from error
     except OSError as error:
@@ -165,14 +165,6 @@ def _write_parquet(copy: Path, marts: list[_Mart], folder: Path) -> list[tuple[P
             )
             files.append((made, folder / made.name))
     return files
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _name(identifier: str) -> str:
