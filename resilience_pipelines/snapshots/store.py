@@ -42,11 +42,10 @@ _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class StoredSnapshot:
-    """A snapshot in the store, its manifest read but its files not yet verified."""
+class _SnapshotFolder:
+    """The layout that a snapshot has while it is made and afterwards."""
 
     folder: Path
-    manifest: Manifest
 
     @property
     def images(self) -> Path:
@@ -60,21 +59,17 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True)
-class PartialSnapshot:
+class StoredSnapshot(_SnapshotFolder):
+    """A snapshot in the store, its manifest read but its files not yet verified."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class PartialSnapshot(_SnapshotFolder):
     """A snapshot that is being made. `commit` is the only way into the store."""
 
-    folder: Path
     snapshot_id: str
-
-    @property
-    def images(self) -> Path:
-        """Where CRIU writes."""
-        return self.folder / "images"
-
-    @property
-    def shared_memory(self) -> Path:
-        """Where the files of /dev/shm go."""
-        return self.folder / "shm"
 
     def describe_files(self) -> tuple[ImageFile, ...]:
         """Sizes and hashes of everything written so far."""
