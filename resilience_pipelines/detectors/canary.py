@@ -9,9 +9,8 @@ from __future__ import annotations
 from resilience_pipelines.detectors.base import PollingDetector
 from resilience_pipelines.records import OracleVerdict
 from resilience_pipelines.workers.client import (
-    WorkerAnswerError,
     WorkerClient,
-    WorkerUnreachableError,
+    WorkerRequestError,
 )
 from resilience_pipelines.workers.oracle import RecordedAnswer, compare
 
@@ -59,7 +58,7 @@ class Canary(PollingDetector):
             got = self._client.complete(
                 expected.prompt, len(expected.token_ids), timeout_s=self._timeout_s
             )
-        except (WorkerUnreachableError, WorkerAnswerError) as error:
+        except WorkerRequestError as error:
             return f"no answer: {error}"
         oracle = compare(expected, got, self._tolerance)
         if oracle.verdict is OracleVerdict.EQUAL:

@@ -17,7 +17,7 @@ from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, Target
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.records import Layer, Proof
-from resilience_pipelines.workers.client import WorkerAnswerError, WorkerUnreachableError
+from resilience_pipelines.workers.client import WorkerRequestError
 from resilience_pipelines.workers.space import wait_until
 
 STRATEGY = "process_signal"
@@ -185,7 +185,7 @@ def completes(target: Target, timeout_s: float) -> bool:
     """Whether the worker gives any completion in time."""
     try:
         target.running.client.complete("Are you there?", 1, timeout_s=timeout_s)
-    except (WorkerUnreachableError, WorkerAnswerError):
+    except WorkerRequestError:
         return False
     return True
 

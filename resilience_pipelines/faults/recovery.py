@@ -22,7 +22,7 @@ from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.startup.arms import Started, restore_worker, start_process
 from resilience_pipelines.workers.base import Worker
-from resilience_pipelines.workers.client import WorkerAnswerError, WorkerUnreachableError
+from resilience_pipelines.workers.client import WorkerRequestError
 from resilience_pipelines.workers.oracle import first_token_is_right
 from resilience_pipelines.workers.process import RunningWorker, WorkerFailedError
 
@@ -111,7 +111,7 @@ def reason_of(error: Exception) -> str:
             return error.code.value
         case WorkerFailedError():
             return "worker_failed"
-        case WorkerUnreachableError() | WorkerAnswerError():
+        case WorkerRequestError():
             return "no_answer"
         case DeadlineError():
             return FaultReason.DEADLINE.value

@@ -43,9 +43,8 @@ from resilience_pipelines.stack import Stack
 from resilience_pipelines.stopwatch import Stopwatch
 from resilience_pipelines.workers.base import LaunchPlan, Worker
 from resilience_pipelines.workers.client import (
-    WorkerAnswerError,
     WorkerClient,
-    WorkerUnreachableError,
+    WorkerRequestError,
 )
 from resilience_pipelines.workers.oracle import RecordedAnswer, first_token_is_right
 from resilience_pipelines.workers.process import RunningWorker, WorkerOutput
@@ -204,7 +203,7 @@ class SnapshotEngine:
                 with watch.phase("sleep"):
                     try:
                         running.client.sleep(level, timeout_s=limit)
-                    except (WorkerUnreachableError, WorkerAnswerError) as error:
+                    except WorkerRequestError as error:
                         raise SnapshotError(
                             SnapshotReason.SLEEP_FAILED, "sleep", f"It did not sleep: {error}"
                         ) from error
@@ -220,7 +219,7 @@ class SnapshotEngine:
                 if level is not None:
                     with watch.phase("source_wake"):
                         running.client.wake_up(timeout_s=limit)
-            except (WorkerUnreachableError, WorkerAnswerError) as error:
+            except WorkerRequestError as error:
                 raise SnapshotError(
                     SnapshotReason.SOURCE_LOST, "source_wake", f"The source did not wake: {error}"
                 ) from error
@@ -385,7 +384,7 @@ class SnapshotEngine:
         with watch.phase("wake"):
             try:
                 running.client.wake_up(timeout_s=running.worker.request_deadline_s)
-            except (WorkerUnreachableError, WorkerAnswerError) as error:
+            except WorkerRequestError as error:
                 raise SnapshotError(
                     SnapshotReason.WAKE_FAILED, "wake", f"It did not wake: {error}"
                 ) from error
@@ -412,5 +411,5 @@ def _serves(running: RunningWorker, answer: RecordedAnswer) -> bool:
     """Whether the worker still gives the right first token."""
     try:
         return first_token_is_right(running.client, answer, running.worker.request_deadline_s)
-    except (WorkerUnreachableError, WorkerAnswerError, DeadlineError):
+    except (WorkerRequestError, DeadlineError):
         return False

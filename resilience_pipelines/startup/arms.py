@@ -17,7 +17,7 @@ from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import StoredSnapshot
 from resilience_pipelines.stopwatch import HOST_CLOCK, Stopwatch
 from resilience_pipelines.workers.base import Worker
-from resilience_pipelines.workers.client import WorkerAnswerError, WorkerUnreachableError
+from resilience_pipelines.workers.client import WorkerRequestError
 from resilience_pipelines.workers.oracle import RecordedAnswer, first_token_is_right
 from resilience_pipelines.workers.process import READY_POLL_S, RunningWorker, launch
 from resilience_pipelines.workers.space import SpaceSupport, open_space
@@ -51,7 +51,7 @@ def start_process(
     """Start a new process: the arms `cold` (empty `cache`) and `warm_cache` (filled).
 
     Raises:
-        WorkerFailedError, DeadlineError, WorkerUnreachableError, WorkerAnswerError, BusyError:
+        WorkerFailedError, DeadlineError, WorkerRequestError, BusyError:
             and nothing that was started stays.
     """
     watch = Stopwatch()
@@ -78,7 +78,7 @@ def wake_from_sleep(
         total_s, phases, unaccounted_s and whether the first token was right.
 
     Raises:
-        WorkerUnreachableError, WorkerAnswerError
+        WorkerRequestError
     """
     limit = running.worker.request_deadline_s
     running.client.sleep(level, timeout_s=limit)
@@ -111,7 +111,7 @@ def restore_worker(
         with watch.phase("first_token"):
             right = _first_token(running, snapshot.manifest.answer)
         total_ns = time.monotonic_ns()
-    except (WorkerUnreachableError, WorkerAnswerError, DeadlineError) as error:
+    except (WorkerRequestError, DeadlineError) as error:
         running.stop()
         raise SnapshotError(
             SnapshotReason.NO_ANSWER, "first_token", f"The restored worker does not answer: {error}"

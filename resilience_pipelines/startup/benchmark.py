@@ -40,7 +40,7 @@ from resilience_pipelines.startup.arms import (
 )
 from resilience_pipelines.telemetry import Telemetry, process_source
 from resilience_pipelines.workers.base import Worker
-from resilience_pipelines.workers.client import WorkerAnswerError, WorkerUnreachableError
+from resilience_pipelines.workers.client import WorkerRequestError
 from resilience_pipelines.workers.oracle import (
     NOT_CHECKED,
     RecordedAnswer,
@@ -401,7 +401,7 @@ def _reason(error: ResilienceError) -> str:
             return "worker_failed"
         case DeadlineError():
             return "deadline"
-        case WorkerUnreachableError() | WorkerAnswerError():
+        case WorkerRequestError():
             return "no_answer"
         case _:
             return type(error).__name__

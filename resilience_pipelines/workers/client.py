@@ -20,11 +20,15 @@ HEALTH_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 16 * 2**20
 
 
-class WorkerUnreachableError(ResilienceError):
+class WorkerRequestError(ResilienceError):
+    """A request brought no answer that can be used."""
+
+
+class WorkerUnreachableError(WorkerRequestError):
     """No answer: refused, reset or not in time."""
 
 
-class WorkerAnswerError(ResilienceError):
+class WorkerAnswerError(WorkerRequestError):
     """An answer that says no, or that is not of the contract's form."""
 
     def __init__(self, reason: str, status: int | None = None) -> None:
@@ -63,7 +67,7 @@ class WorkerClient:
         """Whether `GET /health` answers 200 in time."""
         try:
             self._request("GET", "/health", None, timeout_s)
-        except (WorkerUnreachableError, WorkerAnswerError):
+        except WorkerRequestError:
             return False
         return True
 
@@ -71,7 +75,7 @@ class WorkerClient:
         """Greedy completion with token ids and log-probabilities.
 
         Raises:
-            WorkerUnreachableError, WorkerAnswerError
+            WorkerRequestError
         """
         answer = self._request(
             "POST",

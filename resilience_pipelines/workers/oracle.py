@@ -30,7 +30,7 @@ def record_answer(client: WorkerClient, *, timeout_s: float) -> RecordedAnswer:
     """Ask the oracle's question.
 
     Raises:
-        WorkerUnreachableError, WorkerAnswerError
+        WorkerRequestError
     """
     completion = client.complete(PROMPT, TOKENS, timeout_s=timeout_s)
     return RecordedAnswer(
