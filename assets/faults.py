@@ -18,7 +18,7 @@ from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import LocalLauncher
 from resilience_pipelines.dagster_io.metadata import fault_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.job_spec import FaultSpec, parse_spec
+from resilience_pipelines.job_spec import FaultSpec
 
 _DEFAULT = FaultSpec()
 
@@ -80,8 +80,5 @@ def fault_runs(
 ) -> dg.MaterializeResult[None]:
     """Run the experiments on this machine."""
     with failures():
-        landed = measure(
-            context, home.open(), launcher, config.worker,
-            lambda worker: parse_spec(config.spec(worker)),
-        )  # fmt: skip
+        landed = measure(context, home.open(), launcher, config)
         return dg.MaterializeResult(metadata=fault_metadata(landed))

@@ -6,7 +6,7 @@ one kind of measurement.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import dagster as dg
 
@@ -15,32 +15,39 @@ from resilience_pipelines.dagster_io.launcher import LocalLauncher
 from resilience_pipelines.dagster_io.stack_partitions import partition_of, read_machines
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.home import Home
-from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec
+from resilience_pipelines.job_spec import parse_spec
 from resilience_pipelines.warehouse.landing import LandedRun
 
-Spec = StartupSpec | FaultSpec | SnapshotSpec
+
+class MeasuringConfig(Protocol):
+    """The configuration of an asset that measures."""
+
+    worker: str | None
+    """The worker to measure; None for the partition's."""
+
+    def spec(self, worker: str) -> str:
+        """The job's specification for a worker, as JSON."""
 
 
 def measure(
     context: dg.AssetExecutionContext,
     home: Home,
     launcher: LocalLauncher,
-    asked_worker: str | None,
-    spec_for: Callable[[str], Spec],
+    config: MeasuringConfig,
 ) -> LandedRun:
     """Run the job of a partition on this machine.
 
     Args:
-        asked_worker: the worker that the configuration names; None for the partition's.
-        spec_for: makes the job's specification for a worker.
+        config: what to measure.
 
     Raises:
+        InputError: the configuration is no specification of a job.
         UnsupportedError: the partition is another machine's.
         ResilienceError: the job failed.
     """
     stacks = {name: machine.stack for name, machine in read_machines(home).items()}
-    worker = worker_of(context.partition_key, stacks, asked_worker)
-    landed = launcher.run(context, spec_for(worker), home)
+    worker = worker_of(context.partition_key, stacks, config.worker)
+    landed = launcher.run(context, parse_spec(config.spec(worker)), home)
     found = partition_of(landed.record.stack)
     if str(found) != context.partition_key:
         raise CorruptError(

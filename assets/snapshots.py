@@ -18,7 +18,6 @@ from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import LocalLauncher
 from resilience_pipelines.dagster_io.metadata import snapshot_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.job_spec import parse_spec
 from resilience_pipelines.snapshots.store import SnapshotStore
 
 DESCRIPTION = """\
@@ -70,10 +69,7 @@ def snapshot_images(
     """Take a snapshot on this machine, and prune old ones."""
     with failures():
         data_home = home.open()
-        landed = measure(
-            context, data_home, launcher, config.worker,
-            lambda worker: parse_spec(config.spec(worker)),
-        )  # fmt: skip
+        landed = measure(context, data_home, launcher, config)
         pruned = SnapshotStore(data_home.snapshots).prune(config.keep)
         return dg.MaterializeResult(
             metadata=snapshot_metadata(landed)

@@ -18,7 +18,7 @@ from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import LocalLauncher
 from resilience_pipelines.dagster_io.metadata import startup_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.job_spec import StartupSpec, parse_spec
+from resilience_pipelines.job_spec import StartupSpec
 
 _DEFAULT = StartupSpec()
 
@@ -87,8 +87,5 @@ def startup_measurements(
 ) -> dg.MaterializeResult[None]:
     """Measure the arms on this machine."""
     with failures():
-        landed = measure(
-            context, home.open(), launcher, config.worker,
-            lambda worker: parse_spec(config.spec(worker)),
-        )  # fmt: skip
+        landed = measure(context, home.open(), launcher, config)
         return dg.MaterializeResult(metadata=startup_metadata(landed))
