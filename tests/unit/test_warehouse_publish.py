@@ -138,7 +138,7 @@ def test_a_failure_leaves_the_old_file(home: Home, monkeypatch: pytest.MonkeyPat
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_fsync", full)
+    monkeypatch.setattr(module, "sync", full)
     with pytest.raises(StorageError, match="No space left"):
         publish(home)
     assert home.published.read_bytes() == before
