@@ -13,9 +13,12 @@ BIN := $(VENV)/bin
 SUITABLE := 3.13 3.12 3.11
 
 # A virtual environment holds absolute paths, so it is made anew when the checkout was moved; the
-# packages in it are brought up to date when pyproject.toml has other content.
+# packages in it are brought up to date when pyproject.toml has other content. What only the tests
+# need is not installed for a demo.
 MADE := $(VENV)/.made-$(shell echo '$(CURDIR)' | sha256sum | cut -c1-16)
-INSTALLED := $(VENV)/.installed-$(shell sha256sum pyproject.toml | cut -c1-16)
+CONTENT := $(shell sha256sum pyproject.toml | cut -c1-16)
+INSTALLED := $(VENV)/.installed-$(CONTENT)
+INSTALLED_TEST := $(VENV)/.installed-test-$(CONTENT)
 
 APT_GET := DEBIAN_FRONTEND=noninteractive timeout 900 \
 	apt-get -qy --no-install-recommends -o DPkg::Lock::Timeout=120
@@ -51,10 +54,10 @@ setup: $(INSTALLED) criu ## Install everything into this folder: Python packages
 demo: setup ## Measure on this machine, load, build and show the results
 	@$(BIN)/resilience demo
 
-test: setup chromium lint ## Check style and types, and run all tests
+test: $(INSTALLED_TEST) setup chromium lint ## Check style and types, and run all tests
 	@$(BIN)/pytest
 
-lint: $(INSTALLED) ## Check style and types
+lint: $(INSTALLED_TEST) ## Check style and types
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy --strict
@@ -79,9 +82,17 @@ $(MADE):
 	$(call step,making $(VENV) with Python $$version ($$python),"$$python" -m venv --clear $(VENV))
 	@touch $@
 
+# Modules are compiled when they are first imported: compiling all of what is installed, most of
+# which nobody imports, would take as long as installing it.
+pip_install = $(call step,$(1) (minutes the first time),timeout 1800 $(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable $(2))
+
 $(INSTALLED): $(MADE)
-	@$(call step,installing Python packages (minutes the first time),timeout 1800 $(BIN)/python -m pip install --disable-pip-version-check --editable '.[test]')
+	@$(call pip_install,installing Python packages,.)
 	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(INSTALLED_TEST): $(INSTALLED)
+	@$(call pip_install,installing Python packages for the tests,'.[test]')
 	@touch $@
 
 # Without a CRIU that works (exit status 3) all but the restore arm can be measured.
