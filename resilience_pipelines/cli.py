@@ -349,7 +349,7 @@ def snapshot_restore(
     as_json: JsonOption = False,
 ) -> None:
     """Restore a snapshot, ask the oracle, show the phases, and end the worker again."""
-    from resilience_pipelines.context import make_worker, read_machine
+    from resilience_pipelines.context import make_worker, open_machine
     from resilience_pipelines.errors import UnsupportedError
     from resilience_pipelines.startup.arms import restore_worker
     from resilience_pipelines.workers.oracle import check_answer
@@ -359,19 +359,19 @@ def snapshot_restore(
     data_home = open_home(home)
     stored = _store(home).get(snapshot)
     worker = make_worker(stored.manifest.worker, data_home)
-    machine = read_machine(worker, data_home)
-    if machine.engine is None:
-        raise UnsupportedError(machine.no_engine_why, mend="`resilience doctor` says more.")
     rows: list[dict[str, Any]] = []
-    for _ in range(times):
-        started = restore_worker(machine.engine, stored, worker)
-        with started.running as running:
-            answer = check_answer(
-                running.client, stored.manifest.answer,
-                tolerance=worker.logprob_tolerance, timeout_s=worker.request_deadline_s,
-            )  # fmt: skip
-        phases = {phase.name: round(phase.duration_s, 4) for phase in started.phases}
-        rows.append({"total_s": round(started.total_s, 4), **phases, "oracle": answer.verdict})
+    with open_machine(worker, data_home) as machine:
+        if machine.engine is None:
+            raise UnsupportedError(machine.no_engine_why, mend="`resilience doctor` says more.")
+        for _ in range(times):
+            started = restore_worker(machine.engine, stored, worker)
+            with started.running as running:
+                answer = check_answer(
+                    running.client, stored.manifest.answer,
+                    tolerance=worker.logprob_tolerance, timeout_s=worker.request_deadline_s,
+                )  # fmt: skip
+            phases = {phase.name: round(phase.duration_s, 4) for phase in started.phases}
+            rows.append({"total_s": round(started.total_s, 4), **phases, "oracle": answer.verdict})
     _print_rows(rows, as_json)
     if any(row["oracle"] != "equal" for row in rows):
         raise typer.Exit(1)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,12 +71,14 @@ class MachineContext:
     """This machine as a job for one worker sees it.
 
     Attributes:
+        device: moves the worker's device state; at work in `open_machine`.
         engine: None where snapshots can't be taken here; `no_engine_why` says why.
     """
 
     worker: Worker
     stack: Stack
     support: SpaceSupport
+    device: DeviceEngine
     engine: SnapshotEngine | None
     no_engine_why: str
 
@@ -92,7 +95,18 @@ def read_machine(worker: Worker, home: Home) -> MachineContext:
     if criu is not None:
         host = Host(stack, frozenset(read_cpu_features()))
         engine = SnapshotEngine(SnapshotStore(home.snapshots), criu, device, host, home.work)
-    return MachineContext(worker, stack, support, engine, why)
+    return MachineContext(worker, stack, support, device, engine, why)
+
+
+@contextmanager
+def open_machine(worker: Worker, home: Home) -> Iterator[MachineContext]:
+    """Look at this machine, and have what moves device state at work while the block runs."""
+    machine = read_machine(worker, home)
+    machine.device.warm_up()
+    try:
+        yield machine
+    finally:
+        machine.device.close()
 
 
 def read_stack(worker: Worker, home: Home, criu: Criu | None, device: DeviceEngine) -> Stack:

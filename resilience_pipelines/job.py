@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TextIO
 
 from resilience_pipelines import __version__
-from resilience_pipelines.context import MachineContext, make_worker, platform_commit, read_machine
+from resilience_pipelines.context import MachineContext, make_worker, open_machine, platform_commit
 from resilience_pipelines.errors import InputError, ResilienceError
 from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.home import Home, open_home
@@ -48,6 +48,7 @@ from resilience_pipelines.startup.benchmark import (
     run_startup,
 )
 from resilience_pipelines.telemetry import Telemetry
+from resilience_pipelines.telemetry_nvml import gpu_telemetry
 from resilience_pipelines.warehouse.landing import LandingWriter
 
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
@@ -79,13 +80,14 @@ def run_job(spec: StartupSpec | FaultSpec | SnapshotSpec, home: Home, progress: 
     run_id = new_run_id(spec.kind)
     started_at = datetime.now(UTC)
     remove_orphans(home.work, "*-*-????????")
-    with owned_folder(home.work / run_id) as work:
+    with ExitStack() as owner:
+        work = owner.enter_context(owned_folder(home.work / run_id))
         evidence = work / "evidence"
         evidence.mkdir()
-        machine = read_machine(worker, home)
+        machine = owner.enter_context(open_machine(worker, home))
         if machine.engine is not None:
             machine.engine.store.clean()
-        telemetry = Telemetry()
+        telemetry = Telemetry(machine=owner.enter_context(gpu_telemetry()))
         context = _benchmark_context(machine, home, work, evidence, telemetry, spec.port)
         found = _measure(spec, context, progress)
         record = RunRecord(
@@ -132,6 +134,7 @@ def _benchmark_context(
         worker=machine.worker,
         stack=machine.stack,
         support=machine.support,
+        device=machine.device,
         engine=machine.engine,
         no_engine_why=machine.no_engine_why,
         warm_cache=warm_cache,
@@ -160,7 +163,7 @@ def _measure(
             return _measure_faults(spec, context, progress)
         case SnapshotSpec():
             progress("source worker and snapshot", 0, 1)
-            source = prepare_source(context, snapshot=True)
+            source = prepare_source(context, snapshot=True, sleep_level=spec.sleep_level)
             progress("finished", 1, 1)
             return _Found(snapshots=tuple(source.snapshots), unsupported=_unsupported(context))
 

@@ -45,16 +45,6 @@ def gpu_telemetry() -> Iterator[Source | None]:
         pynvml.nvmlShutdown()
 
 
-def combined(*sources: Source | None) -> Source:
-    """One source out of several; those that are None are left out."""
-    present = [source for source in sources if source is not None]
-
-    def read() -> list[Reading]:
-        return [reading for source in present for reading in source()]
-
-    return read
-
-
 class XidEvents:
     """XID errors as NVML reports them, collected without waiting.
 

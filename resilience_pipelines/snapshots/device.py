@@ -17,9 +17,14 @@ class DeviceEngine(Protocol):
 
     Attributes:
         name: as it appears in the stack's `snapshot_engine`, e.g. `criu` or `criu+cuda`.
+        moves_state: whether there is device state to move at all.
     """
 
     name: str
+    moves_state: bool
+
+    def warm_up(self) -> None:
+        """Begin with what the first call would else wait for; returns at once."""
 
     def suspend(self, pids: Sequence[int]) -> Sequence[Phase]:
         """Move device state of all processes to host memory; returns what it took.
@@ -38,11 +43,18 @@ class DeviceEngine(Protocol):
             SnapshotError
         """
 
+    def close(self) -> None:
+        """End what this engine started."""
+
 
 class NoDevice:
     """For workers that use the CPU alone."""
 
     name = "criu"
+    moves_state = False
+
+    def warm_up(self) -> None:
+        """Nothing to begin with."""
 
     def suspend(self, pids: Sequence[int]) -> Sequence[Phase]:  # noqa: ARG002
         """Nothing to move."""
@@ -51,3 +63,6 @@ class NoDevice:
     def resume(self, pids: Sequence[int]) -> Sequence[Phase]:  # noqa: ARG002
         """Nothing to move."""
         return ()
+
+    def close(self) -> None:
+        """Nothing was started."""

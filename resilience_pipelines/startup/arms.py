@@ -12,6 +12,7 @@ from pathlib import Path
 
 from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.records import CriuStatistics, Phase
+from resilience_pipelines.snapshots.device import DeviceEngine
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import StoredSnapshot
@@ -38,6 +39,10 @@ class Started:
     unaccounted_s: float
     first_token_right: bool | None
     statistics: CriuStatistics | None = None
+
+
+Wake = tuple[float, tuple[Phase, ...], float, bool]
+"""A wake of a live worker: total_s, phases, unaccounted_s, whether the first token was right."""
 
 
 def start_process(
@@ -69,13 +74,8 @@ def start_process(
     return _started(running, watch, total_ns, right, None)
 
 
-def wake_from_sleep(
-    running: RunningWorker, level: int, expected: RecordedAnswer
-) -> tuple[float, tuple[Phase, ...], float, bool]:
+def wake_from_sleep(running: RunningWorker, level: int, expected: RecordedAnswer) -> Wake:
     """Put a live worker to sleep, then time its wake: the arm `sleep_wake`.
-
-    Returns:
-        total_s, phases, unaccounted_s and whether the first token was right.
 
     Raises:
         WorkerRequestError
@@ -87,6 +87,28 @@ def wake_from_sleep(
         running.client.wake_up(timeout_s=limit)
     with watch.phase("first_token"):
         right = first_token_is_right(running.client, expected, limit)
+    total_s = watch.elapsed_s()
+    return total_s, watch.phases, watch.unaccounted_s(total_s), right
+
+
+def resume_on_device(
+    running: RunningWorker, device: DeviceEngine, expected: RecordedAnswer
+) -> Wake:
+    """Move a live worker's device state to host memory, then time its way back in place.
+
+    This is the variant `cuda_suspend` of the arm `sleep_wake`: the engine does not know of it, the
+    process lives on, and no CRIU is needed.
+
+    Raises:
+        SnapshotError, WorkerRequestError
+    """
+    pids = [process.pid for process in running.process.tree()]
+    device.suspend(pids)
+    watch = Stopwatch()
+    begun_ns = time.monotonic_ns()
+    watch.extend(device.resume(pids), begun_ns)
+    with watch.phase("first_token"):
+        right = first_token_is_right(running.client, expected, running.worker.request_deadline_s)
     total_s = watch.elapsed_s()
     return total_s, watch.phases, watch.unaccounted_s(total_s), right
 

@@ -13,9 +13,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from resilience_pipelines.errors import DeadlineError, InputError, ResilienceError
@@ -27,6 +29,7 @@ from resilience_pipelines.records import (
     SnapshotMeasurement,
     StartupMeasurement,
 )
+from resilience_pipelines.snapshots.device import DeviceEngine
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import StoredSnapshot
@@ -34,7 +37,9 @@ from resilience_pipelines.stack import Stack
 from resilience_pipelines.startup import page_cache
 from resilience_pipelines.startup.arms import (
     Started,
+    Wake,
     restore_worker,
+    resume_on_device,
     start_process,
     wake_from_sleep,
 )
@@ -52,6 +57,9 @@ from resilience_pipelines.workers.space import SpaceSupport
 
 THROUGHPUT_REQUESTS = 1
 """Of as many tokens as the oracle has. Every start adds one figure, so few are enough."""
+
+CUDA_SUSPEND = "cuda_suspend"
+"""Variant of `sleep_wake` in which the driver moves device memory and the engine does not know."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done and how many there are."""
@@ -101,12 +109,26 @@ class StartupPlan:
         """How often an arm is measured."""
         return self.cold_repeats or self.repeats if arm is Arm.COLD else self.repeats
 
+    def wakes_warm_start(self) -> bool:
+        """Whether a sleeping worker is one that was just measured as a warm start.
+
+        Then it has no start of its own: a large engine needs a minute for each.
+        """
+        return Arm.WARM_CACHE in self.arms and Arm.SLEEP_WAKE in self.arms
+
+    def started_arms(self) -> tuple[Arm, ...]:
+        """The arms that have starts of their own."""
+        if not self.wakes_warm_start():
+            return self.arms
+        return tuple(arm for arm in self.arms if arm is not Arm.SLEEP_WAKE)
+
     def schedule(self) -> list[tuple[int, Arm]]:
-        """(repeat, arm) in the order of the measurement."""
+        """(repeat, arm) of every start, in the order of the measurement."""
+        arms = self.started_arms()
         order: list[tuple[int, Arm]] = []
         for repeat in range(max(self.repeats, self.cold_repeats or 0)):
-            shift = repeat % len(self.arms)
-            rotated = (*self.arms[shift:], *self.arms[:shift])
+            shift = repeat % len(arms)
+            rotated = (*arms[shift:], *arms[:shift])
             order.extend((repeat, arm) for arm in rotated if repeat < self.repeats_of(arm))
         return order
 
@@ -116,6 +138,7 @@ class BenchmarkContext:
     """What a benchmark works with.
 
     Attributes:
+        device: moves the worker's device state.
         engine: takes and restores snapshots; None where this machine can't, `no_engine_why` says.
         warm_cache: the folder of filled compile caches.
         evidence: a folder for logs of what failed.
@@ -125,6 +148,7 @@ class BenchmarkContext:
     worker: Worker
     stack: Stack
     support: SpaceSupport
+    device: DeviceEngine
     engine: SnapshotEngine | None
     no_engine_why: str
     warm_cache: Path
@@ -132,6 +156,14 @@ class BenchmarkContext:
     scratch: Path
     telemetry: Telemetry
     port: int | None = None
+
+
+@dataclass(frozen=True)
+class Unstarted:
+    """A worker that did not start, and why."""
+
+    reason_code: str
+    error: ResilienceError
 
 
 @dataclass
@@ -153,13 +185,27 @@ class StartupResult:
     unsupported: dict[str, str]
 
 
-def prepare_source(context: BenchmarkContext, *, snapshot: bool) -> Source:
+def prepare_source(
+    context: BenchmarkContext, *, snapshot: bool, sleep_level: int | None = None
+) -> Source:
     """Start a worker that fills the caches, record its answer and, if asked, take its snapshot.
 
+    Args:
+        sleep_level: how it sleeps for the snapshot; the worker's own choice when None.
+
     Raises:
+        InputError: the worker has no such level.
         ResilienceError: it does not start or does not answer: then nothing can be measured.
     """
-    context.worker.prepare()
+    worker = context.worker
+    if sleep_level is None:
+        sleep_level = worker.snapshot_sleep_level
+    elif sleep_level not in worker.sleep_levels:
+        raise InputError(
+            "sleep_level", sleep_level, f"the worker {worker.name} has no such level",
+            mend=f"Choose from {', '.join(map(str, worker.sleep_levels))}.",
+        )  # fmt: skip
+    worker.prepare()
     started = start_process(
         context.worker, context.support, context.warm_cache, None, port=context.port
     )
@@ -172,7 +218,7 @@ def prepare_source(context: BenchmarkContext, *, snapshot: bool) -> Source:
                 context.stack,
                 answer,
                 measurement_id="snapshot-0",
-                sleep_level=context.worker.sleep_levels[0],
+                sleep_level=sleep_level,
                 throughput_tokens_per_s=source.throughput_tokens_per_s,
                 evidence=context.evidence,
             )
@@ -227,7 +273,7 @@ class _Run:
     def measure(self, repeat: int, arm: Arm) -> None:
         """Make the start or starts of one step of the schedule."""
         if arm is Arm.SLEEP_WAKE:
-            self._measure_wakes(repeat)
+            self._start_and_wake(repeat)
         elif arm is Arm.RESTORE:
             self._measure_restore(repeat)
         else:
@@ -237,19 +283,34 @@ class _Run:
         context = self._context
         draft = self._draft(arm, repeat, context.worker.weight_files())
         cache = context.warm_cache
-        if arm is Arm.COLD:
-            cache = Path(tempfile.mkdtemp(dir=context.scratch, prefix="cold-cache-"))
-        try:
-            started = start_process(
-                context.worker, context.support, cache, self._source.answer, port=context.port
-            )
-        except ResilienceError as error:
-            self._fail(draft, _reason(error), error)
-        else:
-            self._finish(draft, started)
-        finally:
+        with ExitStack() as owner:
             if arm is Arm.COLD:
-                shutil.rmtree(cache, ignore_errors=True)
+                cache = Path(tempfile.mkdtemp(dir=context.scratch, prefix="cold-cache-"))
+                owner.callback(shutil.rmtree, cache, ignore_errors=True)
+            running = self._measure_start(
+                draft,
+                owner,
+                lambda: start_process(
+                    context.worker, context.support, cache, self._source.answer, port=context.port
+                ),
+            )
+            if arm is Arm.WARM_CACHE and self._plan.wakes_warm_start():
+                self._measure_wakes(running, repeat)
+
+    def _measure_start(
+        self, draft: dict[str, object], owner: ExitStack, start: Callable[[], Started]
+    ) -> RunningWorker | Unstarted:
+        """Make and check one start; `owner` ends the worker."""
+        with self._context.telemetry.watching(str(draft["measurement_id"])) as watched:
+            try:
+                started = start()
+            except ResilienceError as error:
+                self._fail(draft, _reason(error), error)
+                return Unstarted(_reason(error), error)
+            running = owner.enter_context(started.running)
+            watched.add(process_source(running.process))
+            self._check(draft, started)
+        return running
 
     def _measure_restore(self, repeat: int) -> None:
         context, snapshot = self._context, self._source.snapshot
@@ -271,53 +332,74 @@ class _Run:
         draft = self._draft(Arm.RESTORE, repeat, images)
         draft["snapshot_id"] = snapshot.manifest.snapshot_id
         draft["throughput_before_tokens_per_s"] = self._source.throughput_tokens_per_s
-        try:
-            started = restore_worker(
-                context.engine, snapshot, context.worker,
-                evidence=context.evidence, name=str(draft["measurement_id"]),
+        engine, evidence = context.engine, context.evidence
+        with ExitStack() as owner:
+            self._measure_start(
+                draft,
+                owner,
+                lambda: restore_worker(
+                    engine, snapshot, context.worker,
+                    evidence=evidence, name=str(draft["measurement_id"]),
+                ),
             )  # fmt: skip
-        except ResilienceError as error:
-            self._fail(draft, _reason(error), error)
-        else:
-            self._finish(draft, started)
 
-    def _measure_wakes(self, repeat: int) -> None:
-        """All sleep levels on one worker, which is not itself measured."""
+    def _start_and_wake(self, repeat: int) -> None:
+        """Wakes of a worker that is not itself measured."""
         context = self._context
-        levels = self._plan.sleep_levels or context.worker.sleep_levels[:1]
-        try:
-            started = start_process(
-                context.worker, context.support, context.warm_cache, None, port=context.port
+        with ExitStack() as owner:
+            running: RunningWorker | Unstarted
+            try:
+                started = start_process(
+                    context.worker, context.support, context.warm_cache, None, port=context.port
+                )
+                running = owner.enter_context(started.running)
+            except ResilienceError as error:
+                running = Unstarted(_reason(error), error)
+            self._measure_wakes(running, repeat)
+
+    def _measure_wakes(self, running: RunningWorker | Unstarted, repeat: int) -> None:
+        """Wakes of one worker, one after the other: all sleep levels, then device memory alone."""
+        worker, device, answer = self._context.worker, self._context.device, self._source.answer
+        for level in self._plan.sleep_levels or worker.sleep_levels[:1]:
+            self._measure_wake(
+                running, repeat,
+                None if level == worker.sleep_levels[0] else f"level_{level}",
+                partial(wake_from_sleep, level=level, expected=answer),
+            )  # fmt: skip
+        if device.moves_state:
+            self._measure_wake(
+                running,
+                repeat,
+                CUDA_SUSPEND,
+                partial(resume_on_device, device=device, expected=answer),
             )
-        except ResilienceError as error:
-            for level in levels:
-                self._fail(self._wake_draft(repeat, level), _reason(error), error)
-            return
-        with started.running as running:
-            before = measure_throughput(running, self._source.answer)
-            for level in levels:
-                self._measure_wake(running, repeat, level, before)
 
     def _measure_wake(
-        self, running: RunningWorker, repeat: int, level: int, before_tokens_per_s: float
+        self,
+        running: RunningWorker | Unstarted,
+        repeat: int,
+        variant: str | None,
+        wake: Callable[[RunningWorker], Wake],
     ) -> None:
-        draft = self._wake_draft(repeat, level)
-        draft["throughput_before_tokens_per_s"] = before_tokens_per_s
-        try:
-            total_s, phases, unaccounted_s, right = wake_from_sleep(
-                running, level, self._source.answer
-            )
-        except ResilienceError as error:
-            self._fail(draft, _reason(error), error)
-            return
-        self._check(draft, running, Started(running, total_s, phases, unaccounted_s, right))
-
-    def _wake_draft(self, repeat: int, level: int) -> dict[str, object]:
         draft = self._draft(Arm.SLEEP_WAKE, repeat, ())
-        if level != self._context.worker.sleep_levels[0]:
-            draft["variant"] = f"level_{level}"
-            draft["measurement_id"] = f"{draft['measurement_id']}-level-{level}"
-        return draft
+        if variant is not None:
+            draft["variant"] = variant
+            draft["measurement_id"] = f"{draft['measurement_id']}-{variant.replace('_', '-')}"
+        if isinstance(running, Unstarted):
+            self._fail(draft, running.reason_code, running.error)
+            return
+        with self._context.telemetry.watching(
+            str(draft["measurement_id"]), process_source(running.process)
+        ):
+            try:
+                draft["throughput_before_tokens_per_s"] = measure_throughput(
+                    running, self._source.answer
+                )
+                total_s, phases, unaccounted_s, right = wake(running)
+            except ResilienceError as error:
+                self._fail(draft, _reason(error), error)
+                return
+            self._check(draft, Started(running, total_s, phases, unaccounted_s, right))
 
     def _draft(self, arm: Arm, repeat: int, files: Sequence[Path]) -> dict[str, object]:
         """What is known of a measurement before it: names, order, page cache."""
@@ -346,21 +428,15 @@ class _Run:
             "page_cache_fraction": fraction,
         }
 
-    def _finish(self, draft: dict[str, object], started: Started) -> None:
-        with started.running as running:
-            self._check(draft, running, started)
-
-    def _check(self, draft: dict[str, object], running: RunningWorker, started: Started) -> None:
+    def _check(self, draft: dict[str, object], started: Started) -> None:
         """The whole oracle and the throughput, after the start was timed."""
-        worker = self._context.worker
-        subject = str(draft["measurement_id"])
+        worker, running = self._context.worker, started.running
         try:
-            with self._context.telemetry.watching(subject, process_source(running.process)):
-                oracle = check_answer(
-                    running.client, self._source.answer,
-                    tolerance=worker.logprob_tolerance, timeout_s=worker.request_deadline_s,
-                )  # fmt: skip
-                throughput = measure_throughput(running, self._source.answer)
+            oracle = check_answer(
+                running.client, self._source.answer,
+                tolerance=worker.logprob_tolerance, timeout_s=worker.request_deadline_s,
+            )  # fmt: skip
+            throughput = measure_throughput(running, self._source.answer)
         except ResilienceError as error:
             self._fail(draft, _reason(error), error)
             return

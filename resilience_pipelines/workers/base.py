@@ -101,6 +101,11 @@ class Worker(Protocol):
         ...
 
     @property
+    def snapshot_sleep_level(self) -> int:
+        """The level that it sleeps at while its snapshot is taken, unless asked otherwise."""
+        ...
+
+    @property
     def logprob_tolerance(self) -> float:
         """Greatest difference of a log-probability that still is the same answer."""
         ...

@@ -41,6 +41,7 @@ class ReferenceWorker:
     start_deadline_s: float = 180.0
     request_deadline_s: float = 60.0
     sleep_levels: tuple[int, ...] = (1, 2)
+    snapshot_sleep_level: int = 1
     logprob_tolerance: float = 0.0
 
     @property

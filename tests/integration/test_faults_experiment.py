@@ -598,9 +598,10 @@ def test_a_restore_from_a_damaged_image_that_is_not_refused_is_a_failure(
 
 def bench_of(context: FaultContext, engine: SnapshotEngine) -> BenchmarkContext:
     return BenchmarkContext(
-        worker=context.worker, stack=engine.host.stack, support=context.support, engine=engine,
-        no_engine_why="", warm_cache=context.warm_cache, evidence=context.evidence,
-        scratch=context.scratch, telemetry=context.telemetry,
+        worker=context.worker, stack=engine.host.stack, support=context.support,
+        device=engine.device, engine=engine, no_engine_why="",
+        warm_cache=context.warm_cache, evidence=context.evidence, scratch=context.scratch,
+        telemetry=context.telemetry,
     )  # fmt: skip
 
 

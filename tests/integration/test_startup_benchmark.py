@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from resilience_pipelines.errors import ResilienceError
-from resilience_pipelines.records import Arm, OracleVerdict, Outcome, PageCache
+from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.records import Arm, OracleVerdict, Outcome, PageCache, Phase
+from resilience_pipelines.snapshots.device import DeviceEngine, NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotReason
 from resilience_pipelines.startup.benchmark import (
@@ -15,15 +20,22 @@ from resilience_pipelines.startup.benchmark import (
     PageCachePolicy,
     StartupPlan,
     StartupResult,
+    prepare_source,
     run_startup,
 )
-from resilience_pipelines.telemetry import Telemetry
+from resilience_pipelines.stopwatch import Stopwatch
+from resilience_pipelines.telemetry import Reading, Telemetry
+from resilience_pipelines.workers.base import LaunchPlan
 from resilience_pipelines.workers.space import SpaceSupport
 from tests.support.workers import ContractWorker
 
 
 def context_of(
-    tmp_path: Path, support: SpaceSupport, engine: SnapshotEngine | None, *traits: str
+    tmp_path: Path,
+    support: SpaceSupport,
+    engine: SnapshotEngine | None,
+    *traits: str,
+    device: DeviceEngine | None = None,
 ) -> BenchmarkContext:
     folders = {name: tmp_path / name for name in ("cache", "evidence", "work")}
     for folder in folders.values():
@@ -34,6 +46,7 @@ def context_of(
         worker=ContractWorker(traits),
         stack=engine.host.stack if engine else Stack(engine="contract"),
         support=support,
+        device=device or NoDevice(),
         engine=engine,
         no_engine_why="" if engine else "no CRIU here",
         warm_cache=folders["cache"],
@@ -75,6 +88,99 @@ def test_every_arm_is_measured_as_often_as_asked_with_an_equal_oracle(
     assert set(samples["subject"]) <= {m.measurement_id for m in result.startups}
     assert set(samples["series"]) == {"worker_resident_memory", "worker_cpu_time"}
     assert list(context.scratch.iterdir()) == []
+
+
+class Stopping:
+    """Device state of a process that it can't go on without: it is stopped while that is away."""
+
+    name = "stopping"
+    moves_state = True
+
+    def __init__(self) -> None:
+        self.suspended: list[list[int]] = []
+
+    def warm_up(self) -> None:
+        pass
+
+    def suspend(self, pids: Sequence[int]) -> Sequence[Phase]:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        self.suspended.append(list(pids))
+        return ()
+
+    def resume(self, pids: Sequence[int]) -> Sequence[Phase]:
+        watch = Stopwatch()
+        with watch.phase("cuda_restore"):
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        return watch.phases
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class CountedWorker(ContractWorker):
+    """Counts its launches; those after the first `good` ones end at once."""
+
+    good: int = 99
+    ports: list[int] = field(default_factory=list)
+
+    def plan(self, port: int, cache: Path) -> LaunchPlan:
+        self.ports.append(port)
+        traits = ("exits",) if len(self.ports) > self.good else ()
+        return ContractWorker(traits).plan(port, cache)
+
+
+def test_wakes_are_of_the_worker_that_was_measured_as_a_warm_start(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    device = Stopping()
+    context = context_of(tmp_path, support, None, device=device)
+    context.worker = worker = CountedWorker()
+    result = measure(context, StartupPlan(arms=(Arm.WARM_CACHE, Arm.SLEEP_WAKE), repeats=2))
+    assert [m.outcome for m in result.startups] == [Outcome.OK] * 6, result.startups
+    assert [(m.arm, m.variant) for m in result.startups[:3]] == [
+        (Arm.WARM_CACHE, None), (Arm.SLEEP_WAKE, None), (Arm.SLEEP_WAKE, "cuda_suspend"),
+    ]  # fmt: skip
+    assert len(worker.ports) == 3, "the source and two warm starts"
+    assert len(device.suspended) == 2
+    last = result.startups[-1]
+    assert [phase.name for phase in last.phases] == ["cuda_restore", "first_token"]
+
+
+def test_a_warm_start_that_fails_fails_its_wakes_with_the_same_reason(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, None)
+    context.worker = CountedWorker(good=1)
+    result = measure(context, StartupPlan(arms=(Arm.WARM_CACHE, Arm.SLEEP_WAKE), repeats=1))
+    assert [(m.arm, m.reason_code) for m in result.startups] == [
+        (Arm.WARM_CACHE, "worker_failed"), (Arm.SLEEP_WAKE, "worker_failed"),
+    ]  # fmt: skip
+
+
+def test_samples_of_the_machine_are_there_before_the_worker_is(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, None)
+    context.telemetry = Telemetry(0.01, machine=lambda: [Reading("gpu_power", "watts", 1.0)])
+    measure(context, StartupPlan(arms=(Arm.WARM_CACHE,), repeats=1))
+    samples = context.telemetry.frame()
+    first = {
+        series: samples.filter(series=series)["at_s"].min()
+        for series in ("gpu_power", "worker_cpu_time")
+    }
+    assert first["gpu_power"] < first["worker_cpu_time"]
+
+
+@pytest.mark.parametrize("level", [0, 7])
+def test_a_snapshot_at_a_level_that_the_worker_has_not_is_an_error(
+    support: SpaceSupport, tmp_path: Path, level: int
+) -> None:
+    context = context_of(tmp_path, support, None)
+    with pytest.raises(InputError, match=f"sleep_level.*{level}"):
+        prepare_source(context, snapshot=True, sleep_level=level)
 
 
 def test_without_an_engine_the_restore_arm_is_unsupported_and_says_why(

@@ -28,6 +28,7 @@ class ContractWorker:
     start_deadline_s: float = 10.0
     request_deadline_s: float = 5.0
     sleep_levels: tuple[int, ...] = (1,)
+    snapshot_sleep_level: int = 1
     logprob_tolerance: float = 0.0
 
     def prepare(self) -> None:

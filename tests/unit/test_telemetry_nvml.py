@@ -11,7 +11,6 @@ from resilience_pipelines.telemetry import Reading
 from resilience_pipelines.telemetry_nvml import (
     OVERHEAD_SERIES,
     XidEvents,
-    combined,
     gpu_source,
     measure_overhead,
 )
@@ -159,8 +158,3 @@ def test_each_sample_tells_what_it_cost(nvml: FakeNvml) -> None:
     assert cost.unit == "seconds"
     assert 0 < cost.value < 1
     assert measure_overhead(source, 3) > 0
-
-
-def test_sources_that_are_not_there_are_left_out_of_a_combination() -> None:
-    one = Reading("a", "count", 1.0)
-    assert combined(lambda: [one], None, lambda: [one])() == [one, one]
