@@ -26,6 +26,7 @@ from typing import Any, Literal
 from resilience_pipelines.records import CriuStatistics
 from resilience_pipelines.snapshots.criu_binary import CriuInstallation, import_pycriu
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
+from resilience_pipelines.snapshots.zero_pages import drop_zero_pages
 from resilience_pipelines.workers.space import Space
 
 _GHOST_LIMIT_BYTES = 2**30
@@ -77,6 +78,14 @@ class Criu:
             client.opts.pid = pid
             client.opts.leave_stopped = True
             self._call(client.dump, "dump", log, deadline_s)
+
+    def compact(self, images: Path) -> int:
+        """Leave pages of zeros out of a finished dump; returns the bytes that it lost.
+
+        Raises:
+            OSError: it can't be read or written; then it is as it was.
+        """
+        return drop_zero_pages(images, self._pycriu)
 
     def restore(
         self,

@@ -1,8 +1,9 @@
 """The snapshot protocol: from a serving worker to a stored image, and from an image to a worker.
 
-checkpoint: sleep -> device to host memory -> CRIU dump -> /dev/shm -> source goes on -> manifest ->
-rename into the store. restore: gate -> verify -> space -> CRIU restore -> device -> wake. Memory
-pages are verified while CRIU copies them; the restored processes stay stopped until that is done.
+checkpoint: sleep -> device to host memory -> CRIU dump -> /dev/shm -> source goes on -> pages of
+zeros left out -> manifest -> rename into the store. restore: gate -> verify -> space -> CRIU
+restore -> device -> wake. Memory pages are verified while CRIU copies them; the restored processes
+stay stopped until that is done.
 
 What belongs here: the order of these steps and what happens when one fails: the source serves on,
 nothing partial stays, the failure has a phase and a reason code. What does not: how each step works
@@ -31,6 +32,7 @@ from resilience_pipelines.records import (
 from resilience_pipelines.snapshots.compatibility import Host, check
 from resilience_pipelines.snapshots.criu import Criu, InheritedPipe, copy_private
 from resilience_pipelines.snapshots.device import DeviceEngine
+from resilience_pipelines.snapshots.huge_pages import huge_pages
 from resilience_pipelines.snapshots.manifest import Manifest, MappedFile, new_snapshot_id
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import (
@@ -166,6 +168,8 @@ class SnapshotEngine:
             with opened as partial:
                 with self._asleep(running, sleep_level, watch):
                     mapped = self._dump(running, partial, watch, evidence)
+                with watch.phase("zero_pages"):
+                    self.criu.compact(partial.images)
                 with watch.phase("manifest"):
                     statistics = self.criu.statistics(partial.images, "dump")
                     manifest = Manifest(
@@ -202,7 +206,7 @@ class SnapshotEngine:
             if level is not None:
                 with watch.phase("sleep"):
                     try:
-                        running.client.sleep(level, timeout_s=limit)
+                        running.client.sleep(level, timeout_s=limit, for_snapshot=True)
                     except WorkerRequestError as error:
                         raise SnapshotError(
                             SnapshotReason.SLEEP_FAILED, "sleep", f"It did not sleep: {error}"
@@ -361,12 +365,12 @@ class SnapshotEngine:
             work.mkdir()
             with watch.phase("criu_restore"):
                 copy_private(snapshot.shared_memory, space.root / "dev/shm")
+                pipe = InheritedPipe(snapshot.manifest.output_pipe, output.write_end)
                 try:
-                    pid = self.criu.restore(
-                        space, snapshot.images, work, log,
-                        output=InheritedPipe(snapshot.manifest.output_pipe, output.write_end),
-                        deadline_s=deadline_s,
-                    )  # fmt: skip
+                    with huge_pages():
+                        pid = self.criu.restore(
+                            space, snapshot.images, work, log, output=pipe, deadline_s=deadline_s
+                        )
                 except SnapshotError:
                     if evidence is not None and log.exists():
                         shutil.copyfile(log, evidence / f"criu-{name}.log")

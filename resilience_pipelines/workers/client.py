@@ -103,9 +103,14 @@ class WorkerClient:
                 f"The completion has no token ids and log-probabilities ({error!r})."
             ) from error
 
-    def sleep(self, level: int, *, timeout_s: float) -> None:
-        """Release device memory; level 1 keeps the weights in host memory, level 2 nothing."""
-        self._request("POST", f"/sleep?{urlencode({'level': level})}", None, timeout_s)
+    def sleep(self, level: int, *, timeout_s: float, for_snapshot: bool = False) -> None:
+        """Release device memory; level 1 keeps the weights in host memory, level 2 nothing.
+
+        Args:
+            for_snapshot: also give back host memory that would only make an image larger.
+        """
+        query = {"level": str(level)} | ({"purpose": "snapshot"} if for_snapshot else {})
+        self._request("POST", f"/sleep?{urlencode(query)}", None, timeout_s)
 
     def wake_up(self, *, timeout_s: float) -> None:
         """Undo `sleep`."""
