@@ -1,0 +1,93 @@
+"""Measure starts on a GPU machine and bring the landing folders back as one archive.
+
+    python benchmarks/h200/measure.py --parts DIR --criu DIR --home DIR --out FILE.tgz [--spec JSON]
+
+Run it from a checkout, with the Python that has torch. Parts made by `pack.py` are unpacked beside
+the data home and put on PYTHONPATH; a part that was unpacked before is skipped, so that parts which
+arrive one after the other can be given as they come. Without `--spec` nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DEFAULT_SPEC = {
+    "kind": "startup", "worker": "vllm", "repeats": 5, "cold_repeats": 2, "sleep_levels": [1, 2],
+}  # fmt: skip
+
+
+def unpack(part: Path, packages: Path) -> None:
+    """Unpack one part, once."""
+    done = packages / f".{part.name}.done"
+    if done.exists():
+        return
+    with tarfile.open(part) as bundle:
+        inner = [member for member in bundle.getmembers() if member.isfile()]
+        for member in inner:
+            stream = bundle.extractfile(member)
+            assert stream is not None
+            with tarfile.open(fileobj=stream, mode="r|xz") as tar:
+                for item in tar:
+                    _extract(tar, item, packages)
+    done.touch()
+
+
+def _extract(tar: tarfile.TarFile, item: tarfile.TarInfo, packages: Path) -> None:
+    # Parts are unpacked side by side and share folders: whoever comes first makes one.
+    (packages / item.name).parent.mkdir(parents=True, exist_ok=True)
+    tar.extract(item, packages, filter="data")
+
+
+def run(spec: dict[str, object], home: Path, environment: dict[str, str], limit_s: float) -> int:
+    """Run one job and show its events; returns its exit code."""
+    begin = time.monotonic()
+    job = subprocess.Popen(
+        [sys.executable, "-m", "resilience_pipelines.job", "--home", str(home)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    assert job.stdin is not None
+    assert job.stdout is not None
+    job.stdin.write(json.dumps(spec))
+    job.stdin.close()
+    for line in job.stdout:
+        print(f"{time.monotonic() - begin:7.1f} s {line.rstrip()[:1000]}", flush=True)
+        if time.monotonic() - begin > limit_s:
+            job.terminate()
+    return job.wait(60)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", type=Path, required=True, help="folder with part-*.tar")
+    parser.add_argument("--criu", type=Path, required=True, help="private prefix of CRIU")
+    parser.add_argument("--home", type=Path, required=True, help="data home, on a real disk")
+    parser.add_argument("--out", type=Path, required=True, help="archive of landing folders")
+    parser.add_argument("--spec", nargs="?", const=json.dumps(DEFAULT_SPEC))
+    parser.add_argument("--limit-s", type=float, default=3600.0)
+    options = parser.parse_args()
+    packages = options.home.absolute().with_name(f"{options.home.name}-packages")
+    packages.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor() as pool:
+        parts = sorted(options.parts.glob("part-*.tar"))
+        list(pool.map(unpack, parts, [packages] * len(parts)))
+    print(f"{len(parts)} parts are unpacked in {packages}")
+    if options.spec is None:
+        sys.exit(0)
+    environment = os.environ | {
+        "PYTHONPATH": f"{CHECKOUT}:{packages}",
+        "RESILIENCE_CRIU_PREFIX": str(options.criu.absolute()),
+    }
+    code = run(json.loads(options.spec), options.home, environment, options.limit_s)
+    with tarfile.open(options.out, "w:gz") as tar:
+        for folder in sorted((options.home / "landing").glob("date=*/*")):
+            tar.add(folder, str(folder.relative_to(options.home / "landing")))
+    sys.exit(code)
