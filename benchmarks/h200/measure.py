@@ -1,10 +1,11 @@
 """Measure starts on a GPU machine and bring the landing folders back as one archive.
 
-    python benchmarks/h200/measure.py --parts DIR --criu DIR --home DIR --out FILE.tgz [--spec JSON]
+    python benchmarks/h200/measure.py --parts DIR [DIR ...] --criu DIR --home DIR --out FILE.tgz
 
 Run it from a checkout, with the Python that has torch. Parts made by `pack.py` are unpacked beside
-the data home and put on PYTHONPATH; a part that was unpacked before is skipped, so that parts which
-arrive one after the other can be given as they come. Without `--spec` nothing is measured.
+the data home, each folder of parts into one of its own, and put on PYTHONPATH in the order given;
+a part that was unpacked before is skipped, so that parts which arrive one after the other can be
+given as they come. Without `--spec` nothing is measured.
 """
 
 from __future__ import annotations
@@ -67,23 +68,30 @@ def run(spec: dict[str, object], home: Path, environment: dict[str, str], limit_
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", type=Path, required=True, help="folder with part-*.tar")
+    parser.add_argument("--parts", type=Path, nargs="+", required=True, help="with part-*.tar")
     parser.add_argument("--criu", type=Path, required=True, help="private prefix of CRIU")
     parser.add_argument("--home", type=Path, required=True, help="data home, on a real disk")
     parser.add_argument("--out", type=Path, required=True, help="archive of landing folders")
     parser.add_argument("--spec", nargs="?", const=json.dumps(DEFAULT_SPEC))
     parser.add_argument("--limit-s", type=float, default=3600.0)
     options = parser.parse_args()
-    packages = options.home.absolute().with_name(f"{options.home.name}-packages")
-    packages.mkdir(parents=True, exist_ok=True)
+    root = options.home.absolute().with_name(f"{options.home.name}-packages")
+    folders = [root / parts.name for parts in options.parts]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    tasks = [
+        (part, folder)
+        for parts, folder in zip(options.parts, folders, strict=True)
+        for part in sorted(parts.glob("part-*.tar"))
+    ]
     with ProcessPoolExecutor() as pool:
-        parts = sorted(options.parts.glob("part-*.tar"))
-        list(pool.map(unpack, parts, [packages] * len(parts)))
-    print(f"{len(parts)} parts are unpacked in {packages}")
+        for done in [pool.submit(unpack, *task) for task in tasks]:
+            done.result()
+    print(f"{len(tasks)} parts are unpacked in {root}")
     if options.spec is None:
         sys.exit(0)
     environment = os.environ | {
-        "PYTHONPATH": f"{CHECKOUT}:{packages}",
+        "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, *folders))),
         "RESILIENCE_CRIU_PREFIX": str(options.criu.absolute()),
     }
     code = run(json.loads(options.spec), options.home, environment, options.limit_s)
