@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -45,7 +46,17 @@ def unpack(part: Path, packages: Path) -> None:
 def _extract(tar: tarfile.TarFile, item: tarfile.TarInfo, packages: Path) -> None:
     # Parts are unpacked side by side and share folders: whoever comes first makes one.
     (packages / item.name).parent.mkdir(parents=True, exist_ok=True)
-    tar.extract(item, packages, filter="data")
+    name, mark, offset = item.name.rpartition(".@")
+    if not mark:
+        tar.extract(item, packages, filter="data")
+        return
+    # A slice of a large file; the others may be there already, or come later.
+    stream = tar.extractfile(item)
+    assert stream is not None
+    handle = os.open(packages / name, os.O_CREAT | os.O_WRONLY, 0o755)
+    with os.fdopen(handle, "wb") as target:
+        target.seek(int(offset))
+        shutil.copyfileobj(stream, target, 1 << 20)
 
 
 def run(spec: dict[str, object], home: Path, environment: dict[str, str], limit_s: float) -> int:

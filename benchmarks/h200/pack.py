@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import io
 import os
 import subprocess
 import sys
@@ -32,7 +33,8 @@ LEFT_OUT = (
     "*.a", "*.pyi", "*/tests/*", "*swagger-ui*", "mistral_common/data/*",
 )  # fmt: skip
 
-LARGE_BYTES = 30 * 10**6
+SLICE_BYTES = 48 * 10**6
+"""Larger files travel in slices, each in an archive of its own, with its offset in its name."""
 
 
 def download(packages: Path, folder: Path, python: str) -> None:
@@ -60,27 +62,44 @@ def unpack(wheels: Path, folder: Path) -> None:
         subprocess.run(["strip", "--strip-unneeded", str(library)], check=False, timeout=300)
 
 
-def archive(task: tuple[Path, Path, list[str]]) -> tuple[Path, int]:
-    """Write one archive; returns it with its size."""
-    folder, target, names = task
+def archive(task: tuple[Path, Path, list[str], int | None]) -> tuple[Path, int]:
+    """Write one archive of whole files, or of the slice of one at an offset; returns its size."""
+    folder, target, names, offset = task
     with tarfile.open(target, "w:xz", preset=9) as tar:
         for name in names:
-            tar.add(folder / name, name)
+            if offset is None:
+                tar.add(folder / name, name)
+                continue
+            with (folder / name).open("rb") as stream:
+                stream.seek(offset)
+                data = stream.read(SLICE_BYTES)
+            item = tar.gettarinfo(folder / name, f"{name}.@{offset}")
+            item.size = len(data)
+            tar.addfile(item, io.BytesIO(data))
     return target, target.stat().st_size
 
 
 def pack(folder: Path, out: Path, limit: int) -> list[Path]:
-    """Archive each large file alone and all small ones together, then bundle up to the limit.
+    """Archive slices of large files and all small files together, then bundle up to the limit.
 
     Raises:
         SystemExit: one archive alone is larger than the limit.
     """
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    large = [name for name in files if (folder / name).stat().st_size > LARGE_BYTES]
-    small = [name for name in files if name not in set(large)]
+    sizes = {name: (folder / name).stat().st_size for name in files}
+    slices = [
+        (name, offset)
+        for name, size in sizes.items()
+        if size > SLICE_BYTES
+        for offset in range(0, size, SLICE_BYTES)
+    ]
+    small = [name for name, size in sizes.items() if size <= SLICE_BYTES]
     with tempfile.TemporaryDirectory(dir=out) as scratch:
-        tasks = [(folder, Path(scratch) / f"{i}.xz", [name]) for i, name in enumerate(large)]
-        tasks.append((folder, Path(scratch) / "small.xz", small))
+        tasks: list[tuple[Path, Path, list[str], int | None]] = [
+            (folder, Path(scratch) / f"{i}.xz", [name], offset)
+            for i, (name, offset) in enumerate(slices)
+        ]
+        tasks.append((folder, Path(scratch) / "small.xz", small, None))
         with ProcessPoolExecutor(os.cpu_count()) as pool:
             made = sorted(pool.map(archive, tasks), key=lambda item: -item[1])
         parts: list[tuple[int, list[Path]]] = []
