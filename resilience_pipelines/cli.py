@@ -235,6 +235,24 @@ def _list_faults(as_json: bool) -> None:
     _print_rows(rows, as_json)
 
 
+@run_app.command("compatibility")
+def run_compatibility(
+    snapshots: Annotated[
+        list[str] | None, typer.Argument(help="Ids of snapshots; all of the worker if none.")
+    ] = None,
+    worker: WorkerOption = "reference",
+    repeats: Annotated[int, typer.Option(help="Restores of each snapshot.")] = 1,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore stored snapshots on this stack, whatever the gate predicts, and record both.
+
+    Exit code 1: a restore failed that the gate had predicted to work.
+    """
+    fields = {"kind": "compatibility", "worker": worker, "repeats": repeats}
+    _run(fields | {"snapshots": snapshots or []}, home, as_json)
+
+
 @snapshot_app.command("create")
 def snapshot_create(
     worker: WorkerOption = "reference", home: HomeOption = None, as_json: JsonOption = False
@@ -570,6 +588,21 @@ def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None
                     {key: item[key] for key in ("snapshot_id", "outcome", "image_bytes")}
                     for item in record["snapshots"]
                 ],
+                "compatibility": [
+                    {
+                        key: item[key]
+                        for key in (
+                            "snapshot_id",
+                            "source_stack_key",
+                            "predicted_compatible",
+                            "predictions",
+                            "outcome",
+                            "reason_code",
+                            "elapsed_s",
+                        )
+                    }
+                    for item in record["compatibility"]
+                ],
             }
         )
     else:
@@ -580,6 +613,11 @@ def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None
     failed = [item for item in record["startups"] if item["outcome"] == "failed"]
     failed += [item for item in record["snapshots"] if item["outcome"] == "failed"]
     failed += [item for item in record["faults"] if item["verdict"] in ("fail", "rollback_failed")]
+    failed += [
+        item
+        for item in record["compatibility"]
+        if item["predicted_compatible"] and item["outcome"] == "failed"
+    ]
     if failed:
         raise typer.Exit(1)
 
@@ -594,6 +632,10 @@ def _show_record(record: Mapping[str, Any]) -> None:
                 "fault", "control", "recovery", "verdict",
                 "time_to_detect_s", "time_to_recover_s", "reason_code",
             ),
+        ),
+        (
+            "compatibility",
+            ("snapshot_id", "predicted_compatible", "outcome", "reason_code", "elapsed_s"),
         ),
     ):  # fmt: skip
         rows = [{column: item[column] for column in columns} for item in record[name]]

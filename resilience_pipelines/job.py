@@ -30,9 +30,17 @@ from resilience_pipelines.context import MachineContext, make_worker, open_machi
 from resilience_pipelines.errors import InputError, ResilienceError
 from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.home import Home, open_home
-from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec, parse_spec
+from resilience_pipelines.job_spec import (
+    CompatibilitySpec,
+    FaultSpec,
+    JobSpec,
+    SnapshotSpec,
+    StartupSpec,
+    parse_spec,
+)
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
+    CompatibilityTrial,
     FaultRun,
     RunRecord,
     SnapshotMeasurement,
@@ -47,6 +55,7 @@ from resilience_pipelines.startup.benchmark import (
     prepare_source,
     run_startup,
 )
+from resilience_pipelines.startup.compatibility import run_compatibility
 from resilience_pipelines.telemetry import Telemetry
 from resilience_pipelines.telemetry_nvml import gpu_telemetry
 from resilience_pipelines.warehouse.landing import LandingWriter
@@ -67,10 +76,11 @@ class _Found:
     startups: tuple[StartupMeasurement, ...] = ()
     snapshots: tuple[SnapshotMeasurement, ...] = ()
     faults: tuple[FaultRun, ...] = ()
+    compatibility: tuple[CompatibilityTrial, ...] = ()
     unsupported: dict[str, str] | None = None
 
 
-def run_job(spec: StartupSpec | FaultSpec | SnapshotSpec, home: Home, progress: Progress) -> Landed:
+def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
     """Do what a specification asks and write the landing folder.
 
     Raises:
@@ -106,6 +116,7 @@ def run_job(spec: StartupSpec | FaultSpec | SnapshotSpec, home: Home, progress: 
             startups=found.startups,
             snapshots=found.snapshots,
             faults=found.faults,
+            compatibility=found.compatibility,
             unsupported=(found.unsupported or {}) | _lost_samples(telemetry),
         )
         with LandingWriter(home.landing, run_id) as writer:
@@ -145,9 +156,7 @@ def _benchmark_context(
     )
 
 
-def _measure(
-    spec: StartupSpec | FaultSpec | SnapshotSpec, context: BenchmarkContext, progress: Progress
-) -> _Found:
+def _measure(spec: JobSpec, context: BenchmarkContext, progress: Progress) -> _Found:
     match spec:
         case StartupSpec():
             plan = StartupPlan(
@@ -166,6 +175,9 @@ def _measure(
             source = prepare_source(context, snapshot=True, sleep_level=spec.sleep_level)
             progress("finished", 1, 1)
             return _Found(snapshots=tuple(source.snapshots), unsupported=_unsupported(context))
+        case CompatibilitySpec():
+            trials = run_compatibility(spec.snapshots, spec.repeats, context, progress)
+            return _Found(compatibility=trials)
 
 
 def _measure_faults(spec: FaultSpec, context: BenchmarkContext, progress: Progress) -> _Found:

@@ -52,12 +52,25 @@ class SnapshotSpec(_Spec):
     sleep_level: int | None = None
 
 
-JobSpec = Annotated[StartupSpec | FaultSpec | SnapshotSpec, Field(discriminator="kind")]
+class CompatibilitySpec(_Spec):
+    """Restore stored snapshots on this machine's stack, whatever the gate predicts.
 
-_ADAPTER: TypeAdapter[StartupSpec | FaultSpec | SnapshotSpec] = TypeAdapter(JobSpec)
+    No snapshots named: all of this worker that the store has, of whichever stack.
+    """
+
+    kind: Literal[RunKind.COMPATIBILITY] = RunKind.COMPATIBILITY
+    snapshots: tuple[str, ...] = ()
+    repeats: Repeats = 1
 
 
-def parse_spec(text: str | bytes) -> StartupSpec | FaultSpec | SnapshotSpec:
+JobSpec = StartupSpec | FaultSpec | SnapshotSpec | CompatibilitySpec
+
+_Tagged = Annotated[JobSpec, Field(discriminator="kind")]
+
+_ADAPTER: TypeAdapter[JobSpec] = TypeAdapter(_Tagged)
+
+
+def parse_spec(text: str | bytes) -> JobSpec:
     """Read a specification from JSON.
 
     Raises:

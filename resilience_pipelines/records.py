@@ -45,6 +45,7 @@ class RunKind(StrEnum):
     STARTUP = "startup"
     FAULT = "fault"
     SNAPSHOT = "snapshot"
+    COMPATIBILITY = "compatibility"
 
 
 class Arm(StrEnum):
@@ -229,6 +230,43 @@ class SnapshotMeasurement(Record):
     """Whether the source worker answered right after the attempt, where that was checked."""
 
 
+class CompatibilityTrial(Record):
+    """One restore, on the run's stack, of a snapshot taken on this or another stack.
+
+    It is tried whatever the compatibility gate predicts, so that the gate is measured too.
+    """
+
+    measurement_id: Name
+    snapshot_id: Name
+    source_stack: Stack
+    """What the snapshot was taken on."""
+    source_stack_key: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    repeat: int = Field(ge=0)
+    started_at: AwareDatetime
+    predicted_compatible: bool
+    """What the gate says: false where it would have refused the restore."""
+    predictions: tuple[Name, ...] = ()
+    """Codes of the differences that the gate sees, blocking ones first."""
+    outcome: Outcome
+    reason_code: Name | None = None
+    failed_phase: Name | None = None
+    detail: Detail = ""
+    elapsed_s: Seconds
+    """From the decision to restore until the first right token, or until it was given up."""
+    oracle: Oracle
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.source_stack_key != self.source_stack.key:
+            raise ValueError(f"source_stack_key is not the key of {self.source_stack.key}")
+        if self.outcome is Outcome.OK:
+            if self.oracle.verdict is not OracleVerdict.EQUAL:
+                raise ValueError("outcome ok needs an equal oracle")
+        elif not self.reason_code:
+            raise ValueError("reason_code must be set when the outcome is not ok")
+        return self
+
+
 class Detection(Record):
     """What one detector saw of one experiment."""
 
@@ -333,6 +371,7 @@ class RunRecord(Record):
     startups: tuple[StartupMeasurement, ...] = ()
     snapshots: tuple[SnapshotMeasurement, ...] = ()
     faults: tuple[FaultRun, ...] = ()
+    compatibility: tuple[CompatibilityTrial, ...] = ()
     evidence: tuple[EvidenceFile, ...] = ()
     unsupported: dict[str, Detail] = Field(default_factory=dict)
     """Parts of what was asked that this machine can't do: name -> why."""

@@ -19,6 +19,7 @@ from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.records import (
     Arm,
     Basis,
+    CompatibilityTrial,
     CriuStatistics,
     Detection,
     Event,
@@ -242,6 +243,33 @@ class RecordFactory:
             ),
         )
 
+    def compatibility_trial(
+        self,
+        number: int = 0,
+        *,
+        source: Stack | None = None,
+        predicted: bool = True,
+        reason_code: str | None = None,
+    ) -> CompatibilityTrial:
+        """A restore of another stack's snapshot; one with a reason failed."""
+        elapsed_s = self._random.uniform(0.3, 0.6)
+        source = source or make_stack()
+        return CompatibilityTrial(
+            measurement_id=f"restore-{number}",
+            snapshot_id="snapshot-a",
+            source_stack=source,
+            source_stack_key=source.key,
+            repeat=number,
+            started_at=self._tick(elapsed_s),
+            predicted_compatible=predicted,
+            predictions=() if predicted else ("driver",),
+            outcome=Outcome.FAILED if reason_code else Outcome.OK,
+            reason_code=reason_code,
+            failed_phase="criu_restore" if reason_code else None,
+            elapsed_s=elapsed_s,
+            oracle=NOT_CHECKED if reason_code else EQUAL,
+        )
+
     def record(
         self,
         kind: RunKind = RunKind.STARTUP,
@@ -250,12 +278,15 @@ class RecordFactory:
         startups: Iterable[StartupMeasurement] = (),
         snapshots: Iterable[SnapshotMeasurement] = (),
         faults: Iterable[FaultRun] = (),
+        compatibility: Iterable[CompatibilityTrial] = (),
         unsupported: Mapping[str, str] | None = None,
     ) -> RunRecord:
         """The record of a run that holds these measurements."""
         stack = stack or make_stack()
         startups, snapshots, faults = tuple(startups), tuple(snapshots), tuple(faults)
+        compatibility = tuple(compatibility)
         started = [item.started_at for item in startups]
+        started += [item.started_at for item in compatibility]
         started += [item.started_at for item in snapshots]
         started += [item.started_at for item in faults]
         started_at = min(started, default=self._clock)
@@ -274,6 +305,7 @@ class RecordFactory:
             startups=startups,
             snapshots=snapshots,
             faults=faults,
+            compatibility=compatibility,
             unsupported=dict(unsupported or {}),
         )
 

@@ -7,6 +7,7 @@
     ('fault_runs', 'faults'),
     ('fault_detections', 'fault_detections'),
     ('fault_events', 'fault_events'),
+    ('compatibility_trials', 'compatibility'),
     ('samples', 'samples'),
 ] %}
 select '{{ mart }}' as mart, made.rows_made, found.rows_found

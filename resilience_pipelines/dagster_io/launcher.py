@@ -24,7 +24,7 @@ from pydantic import Field
 
 from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.home import Home
-from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec
+from resilience_pipelines.job_spec import JobSpec
 from resilience_pipelines.launchers.local import JobError
 from resilience_pipelines.warehouse.landing import LandedRun, read_landing
 
@@ -44,7 +44,7 @@ class LocalLauncher(dg.ConfigurableResource["LocalLauncher"]):
     def run(
         self,
         context: dg.AssetExecutionContext,
-        spec: StartupSpec | FaultSpec | SnapshotSpec,
+        spec: JobSpec,
         home: Home,
     ) -> LandedRun:
         """Run a job to its end and read what it landed. Its progress goes to the log of the run.
@@ -71,7 +71,7 @@ class LocalLauncher(dg.ConfigurableResource["LocalLauncher"]):
     def _run_process(
         self,
         context: dg.AssetExecutionContext,
-        spec: StartupSpec | FaultSpec | SnapshotSpec,
+        spec: JobSpec,
         home: Home,
         session: dg.PipesSession,
     ) -> tuple[int, str, bool]:

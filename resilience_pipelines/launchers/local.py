@@ -18,7 +18,7 @@ from pathlib import Path
 
 from resilience_pipelines.errors import DeadlineError, ResilienceError
 from resilience_pipelines.home import Home
-from resilience_pipelines.job_spec import FaultSpec, SnapshotSpec, StartupSpec
+from resilience_pipelines.job_spec import JobSpec
 from resilience_pipelines.startup.benchmark import Progress
 
 _END_DEADLINE_S = 60.0
@@ -48,7 +48,7 @@ class JobResult:
 
 
 def run_local(
-    spec: StartupSpec | FaultSpec | SnapshotSpec,
+    spec: JobSpec,
     home: Home,
     progress: Progress,
     *,

@@ -267,6 +267,7 @@ class SnapshotEngine:
         worker: Worker,
         watch: Stopwatch,
         *,
+        gate: bool = True,
         evidence: Path | None = None,
         name: str = "restore",
         deadline_s: float = RESTORE_DEADLINE_S,
@@ -274,6 +275,7 @@ class SnapshotEngine:
         """Bring a worker back from a snapshot, awake. Its phases go to `watch`.
 
         Args:
+            gate: refuse what is predicted to fail; False only to find out whether it does.
             evidence: a folder that gets CRIU's log when the restore fails.
             name: what the log is called there.
 
@@ -283,7 +285,7 @@ class SnapshotEngine:
         manifest = snapshot.manifest
         with watch.phase("gate"):
             blocking = [item for item in check(manifest, self.host) if item.blocking]
-            if blocking:
+            if blocking and gate:
                 raise SnapshotError(
                     SnapshotReason.INCOMPATIBLE, "gate", "; ".join(str(item) for item in blocking)
                 )

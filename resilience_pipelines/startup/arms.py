@@ -118,16 +118,20 @@ def restore_worker(
     snapshot: StoredSnapshot,
     worker: Worker,
     *,
+    gate: bool = True,
     evidence: Path | None = None,
     name: str = "restore",
 ) -> Started:
     """Bring a worker back from a snapshot: the arm `restore`.
 
+    Args:
+        gate: see `SnapshotEngine.restore`.
+
     Raises:
         SnapshotError: with phase and reason; nothing that was started stays.
     """
     watch = Stopwatch()
-    restored = engine.restore(snapshot, worker, watch, evidence=evidence, name=name)
+    restored = engine.restore(snapshot, worker, watch, gate=gate, evidence=evidence, name=name)
     running = restored.running
     try:
         with watch.phase("first_token"):

@@ -305,8 +305,8 @@ class _Run:
             try:
                 started = start()
             except ResilienceError as error:
-                self._fail(draft, _reason(error), error)
-                return Unstarted(_reason(error), error)
+                self._fail(draft, reason_of(error), error)
+                return Unstarted(reason_of(error), error)
             running = owner.enter_context(started.running)
             watched.add(process_source(running.process))
             self._check(draft, started)
@@ -354,7 +354,7 @@ class _Run:
                 )
                 running = owner.enter_context(started.running)
             except ResilienceError as error:
-                running = Unstarted(_reason(error), error)
+                running = Unstarted(reason_of(error), error)
             self._measure_wakes(running, repeat)
 
     def _measure_wakes(self, running: RunningWorker | Unstarted, repeat: int) -> None:
@@ -397,7 +397,7 @@ class _Run:
                 )
                 total_s, phases, unaccounted_s, right = wake(running)
             except ResilienceError as error:
-                self._fail(draft, _reason(error), error)
+                self._fail(draft, reason_of(error), error)
                 return
             self._check(draft, Started(running, total_s, phases, unaccounted_s, right))
 
@@ -438,7 +438,7 @@ class _Run:
             )  # fmt: skip
             throughput = measure_throughput(running, self._source.answer)
         except ResilienceError as error:
-            self._fail(draft, _reason(error), error)
+            self._fail(draft, reason_of(error), error)
             return
         timing = {
             "total_s": started.total_s,
@@ -469,7 +469,8 @@ class _Run:
         self.startups.append(StartupMeasurement.model_validate(draft | facts))
 
 
-def _reason(error: ResilienceError) -> str:
+def reason_of(error: ResilienceError) -> str:
+    """The reason code of a start that failed."""
     match error:
         case SnapshotError():
             return error.code.value

@@ -39,7 +39,7 @@ from resilience_pipelines.warehouse.landing import (
     read_landing,
     run_file_sha256,
 )
-from resilience_pipelines.warehouse.rows import record_rows, stack_row
+from resilience_pipelines.warehouse.rows import record_rows, stack_rows
 from resilience_pipelines.warehouse.schema import RECORD_TABLES, migrate
 
 BATCH_RUNS: Final = 256
@@ -249,7 +249,7 @@ class _Loader:
             run_file_sha256=landed.run_file_sha256,
             loaded_at=datetime.now(UTC),
         )
-        rows["stacks"] = [stack_row(landed.record.stack)]
+        rows["stacks"] = stack_rows(landed.record)
         return {
             table: _frame(landed.folder, table, rows[table], schema)
             for table, schema in self._schemas.items()

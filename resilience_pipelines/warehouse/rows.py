@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from resilience_pipelines.records import (
+    CompatibilityTrial,
     CriuStatistics,
     FaultRun,
     Oracle,
@@ -37,6 +38,13 @@ def stack_row(stack: Stack) -> Row:
         "software_label": stack.software_label,
         **stack.model_dump(),
     }
+
+
+def stack_rows(record: RunRecord) -> list[Row]:
+    """The rows of `raw.stacks`: the run's own stack, and those that its snapshots came from."""
+    stacks = {record.stack_key: record.stack}
+    stacks |= {trial.source_stack_key: trial.source_stack for trial in record.compatibility}
+    return [stack_row(stack) for stack in stacks.values()]
 
 
 def record_rows(
@@ -77,6 +85,7 @@ def record_rows(
             for item in record.faults
             for ordinal, event in enumerate(item.events)
         ],
+        "compatibility": [_compatibility(run, item) for item in record.compatibility],
         "evidence": [{"run_id": run} | file.model_dump() for file in record.evidence],
     }  # fmt: skip
 
@@ -106,6 +115,15 @@ def _fault(run_id: str, item: FaultRun) -> Row:
         "parameters": _json(item.parameters),
         **_proof("effect", item.effect),
         **_proof("rollback", item.rollback),
+        **_oracle(item.oracle),
+    }
+
+
+def _compatibility(run_id: str, item: CompatibilityTrial) -> Row:
+    return {
+        "run_id": run_id,
+        **item.model_dump(exclude={"source_stack", "predictions", "oracle"}),
+        "predictions": list(item.predictions),
         **_oracle(item.oracle),
     }
 

@@ -222,6 +222,32 @@ create table raw.rejected (
 );
 """,
     ),
+    Migration(
+        2,
+        "restores across stacks",
+        """
+create table raw.compatibility (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    snapshot_id varchar not null,
+    source_stack_key varchar not null,
+    repeat bigint not null,
+    started_at timestamptz not null,
+    predicted_compatible boolean not null,
+    predictions varchar[] not null,
+    outcome varchar not null,
+    reason_code varchar,
+    failed_phase varchar,
+    detail varchar not null,
+    elapsed_s double not null,
+    oracle_verdict varchar not null,
+    oracle_tokens bigint,
+    oracle_first_difference bigint,
+    oracle_max_logprob_difference double,
+    oracle_detail varchar not null
+);
+""",
+    ),
 )
 
 RECORD_TABLES: Final = (
@@ -233,6 +259,7 @@ RECORD_TABLES: Final = (
     "faults",
     "fault_detections",
     "fault_events",
+    "compatibility",
     "evidence",
 )
 """Tables that get a run's own rows. A stack is shared by runs, and samples come as Parquet."""

@@ -81,6 +81,28 @@ def make_records() -> list[RunRecord]:
         )
     )  # fmt: skip
     records.append(factory.startup_record(2, stack=OTHER, arms=[Arm.WARM_CACHE]))
+    gpu = make_stack(gpu_sku="NVIDIA H200", gpu_count=2, driver_version="580")
+    records += [
+        factory.record(
+            RunKind.COMPATIBILITY,
+            stack=NEW,
+            compatibility=[
+                factory.compatibility_trial(0, source=NEW),
+                factory.compatibility_trial(1, source=OLD),
+                factory.compatibility_trial(2, source=OLD, reason_code="restore_failed"),
+                factory.compatibility_trial(3, source=gpu, predicted=False),
+            ],
+        ),
+        factory.record(
+            RunKind.COMPATIBILITY,
+            stack=gpu,
+            compatibility=[
+                factory.compatibility_trial(
+                    0, source=NEW, predicted=False, reason_code="restore_failed"
+                ),
+            ],
+        ),
+    ]
     measured = RecordFactory(12, worker="vllm", basis=Basis.MEASURED)
     records.append(measured.startup_record(2, stack=OLD))
     return records
@@ -362,6 +384,26 @@ def test_a_detector_is_judged_by_faults_that_were_there(home: Home) -> None:
         assert row["median_s"] == (pytest.approx(median(values)) if values else None)
     assert sum(row["n_false_alarms"] for row in found.values()) == 1
     assert any(row["n_missed"] for row in found.values())
+
+
+def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None:
+    found = {
+        (row["source_stack_key"], row["stack_key"]): row
+        for row in rows(home, "select * from compatibility_matrix")
+    }
+    gpu = make_stack(gpu_sku="NVIDIA H200", gpu_count=2, driver_version="580")
+    assert {pair: (row["gate"], row["n"], row["n_ok"]) for pair, row in found.items()} == {
+        (NEW.key, NEW.key): ("right", 1, 1),
+        (OLD.key, NEW.key): ("too_lax", 2, 1),
+        (gpu.key, NEW.key): ("too_strict", 1, 1),
+        (NEW.key, gpu.key): ("right", 1, 0),
+    }
+    assert found[OLD.key, NEW.key]["differing_dimensions"] == ["kernel_version", "criu_version"]
+    assert found[NEW.key, NEW.key]["differing_dimensions"] == []
+    (trial,) = RECORDS[[record.stack.gpu_count for record in RECORDS].index(2)].compatibility
+    assert found[NEW.key, gpu.key]["wasted_gpu_s"] == pytest.approx(2 * trial.elapsed_s)
+    assert found[OLD.key, NEW.key]["wasted_gpu_s"] == 0, "that stack has no GPU"
+    assert found[OLD.key, NEW.key]["reason_code"] == "restore_failed"
 
 
 def test_data_quality_accounts_for_everything(home: Home) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.records import (
+    CompatibilityTrial,
     CriuStatistics,
     Detection,
     Event,
@@ -43,7 +44,10 @@ def columns(connection: duckdb.DuckDBPyConnection, table: str) -> set[str]:
 def full_rows() -> dict[str, list[dict[str, object]]]:
     factory = RecordFactory(1)
     record = factory.record(
-        startups=[factory.startup()], snapshots=[factory.snapshot()], faults=[factory.fault()]
+        startups=[factory.startup()],
+        snapshots=[factory.snapshot()],
+        faults=[factory.fault()],
+        compatibility=[factory.compatibility_trial()],
     )
     record = record.model_copy(
         update={"evidence": (EvidenceFile(path="a", bytes=1, sha256="0" * 64),)}
@@ -73,7 +77,22 @@ def fields(model: type[BaseModel], *without: str, prefix: str = "") -> set[str]:
     ("table", "expected"),
     [
         ("stacks", fields(Stack)),
-        ("runs", fields(RunRecord, "stack", "startups", "snapshots", "faults", "evidence")),
+        (
+            "runs",
+            fields(
+                RunRecord,
+                "stack",
+                "startups",
+                "snapshots",
+                "faults",
+                "compatibility",
+                "evidence",
+            ),
+        ),
+        (
+            "compatibility",
+            fields(CompatibilityTrial, "source_stack", "oracle") | fields(Oracle, prefix="oracle_"),
+        ),
         (
             "startups",
             fields(StartupMeasurement, "phases", "oracle", "criu")
@@ -127,12 +146,13 @@ def test_a_warehouse_of_a_newer_release_is_refused(
 def test_a_step_that_fails_leaves_the_version_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience_pipelines.warehouse import schema
 
-    broken = schema.Migration(2, "broken", "create table raw.half (a integer); selec 1")
+    newest = MIGRATIONS[-1].version
+    broken = schema.Migration(newest + 1, "broken", "create table raw.half (a integer); selec 1")
     with duckdb.connect(":memory:") as fresh:
         monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, broken))
         with pytest.raises(duckdb.Error):
             migrate(fresh)
-        assert fresh.execute("select max(version) from raw.migrations").fetchall() == [(1,)]
+        assert fresh.execute("select max(version) from raw.migrations").fetchall() == [(newest,)]
         found = fresh.execute(
             "select count(*) from duckdb_tables() where table_name = 'half'"
         ).fetchall()

@@ -1,0 +1,27 @@
+-- A gate is too strict where it refuses what always worked, and too lax where it lets pass what
+-- failed even once.
+select
+    worker,
+    basis,
+    source_stack_key,
+    source_hardware_label,
+    source_software_label,
+    stack_key,
+    hardware_label,
+    software_label,
+    any_value(differing_dimensions) as differing_dimensions,
+    count(*) as n,
+    count(*) filter (where outcome = 'ok') as n_ok,
+    count(*) filter (where outcome = 'failed') as n_failed,
+    bool_and(predicted_compatible) as predicted_compatible,
+    mode(reason_code) as reason_code,
+    case
+        when bool_and(predicted_compatible) and n_failed > 0 then 'too_lax'
+        when not bool_and(predicted_compatible) and n_failed = 0 then 'too_strict'
+        else 'right'
+    end as gate,
+    median(elapsed_s) as median_elapsed_s,
+    sum(wasted_gpu_s) as wasted_gpu_s,
+    max(started_at) as last_at
+from {{ ref('compatibility_trials') }}
+group by all
