@@ -3,9 +3,9 @@
     python benchmarks/h200/measure.py --parts DIR [DIR ...] --criu DIR --home DIR --out FILE.tgz
 
 Run it from a checkout, with the Python that has torch. Parts made by `pack.py` are unpacked beside
-the data home, each folder of parts into one of its own, and put on PYTHONPATH in the order given;
-a part that was unpacked before is skipped, so that parts which arrive one after the other can be
-given as they come. Without `--spec` nothing is measured.
+the data home (in `packages`), each folder of parts into one of its own, and put on PYTHONPATH in
+the order given; a part that was unpacked before is skipped, so that parts which arrive one after
+the other can be given as they come. Without `--spec` nothing is measured.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     parser.add_argument("--spec", nargs="?", const=json.dumps(DEFAULT_SPEC))
     parser.add_argument("--limit-s", type=float, default=3600.0)
     options = parser.parse_args()
-    root = options.home.absolute().with_name(f"{options.home.name}-packages")
+    root = options.home.absolute().with_name("packages")
     folders = [root / parts.name for parts in options.parts]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
