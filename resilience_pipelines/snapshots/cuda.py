@@ -1,7 +1,7 @@
 """CUDA state of a process tree: into host memory before a dump, back onto a GPU after a restore.
 
-suspend: find CUDA processes -> lock all -> checkpoint each. resume: free memory? -> restore each ->
-unlock all -> probe.
+suspend: find CUDA processes -> room in host memory? -> lock all -> checkpoint each. resume: free
+device memory? -> restore each -> unlock all -> probe.
 
 What belongs here: the order of these steps, and what happens when one fails: the processes run on
 the GPU again, and the failure has a reason code made of the step and the driver's error. What does
@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import psutil
+
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.records import Phase
 from resilience_pipelines.snapshots.cuda_driver import (
@@ -27,6 +29,7 @@ from resilience_pipelines.snapshots.cuda_driver import (
     ProcessState,
     Reply,
 )
+from resilience_pipelines.snapshots.gpu_memory import gpu_bytes_of
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.stopwatch import Stopwatch
 
@@ -35,6 +38,7 @@ class Step(StrEnum):
     """A step of suspend or resume; its name is that of the phase."""
 
     FIND = "cuda_find"
+    HOST_MEMORY = "host_memory_check"
     LOCK = "cuda_lock"
     CHECKPOINT = "cuda_checkpoint"
     MEMORY = "gpu_memory_check"
@@ -45,6 +49,7 @@ class Step(StrEnum):
 
 _FAILED = {
     Step.FIND: SnapshotReason.CUDA_UNAVAILABLE,
+    Step.HOST_MEMORY: SnapshotReason.CUDA_NO_HOST_MEMORY,
     Step.LOCK: SnapshotReason.CUDA_LOCK_FAILED,
     Step.CHECKPOINT: SnapshotReason.CUDA_CHECKPOINT_FAILED,
     Step.MEMORY: SnapshotReason.CUDA_UNAVAILABLE,
@@ -96,6 +101,8 @@ class CudaEngine:
     driver: CudaDriver = field(default_factory=CudaDriver)
     gpu_map: Mapping[str, str] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    device_bytes_of: Callable[[Sequence[int]], int | None] = gpu_bytes_of
+    host_free_bytes: Callable[[], int] = lambda: psutil.virtual_memory().available
     name: str = "criu+cuda"
     moves_state: bool = True
     held_bytes: int | None = None
@@ -120,6 +127,8 @@ class CudaEngine:
         """
         watch = Stopwatch()
         found = self._find(pids, watch)
+        with watch.phase(Step.HOST_MEMORY):
+            self._require_host_memory(found)
         free_before = self._free_bytes()
         try:
             with watch.phase(Step.LOCK):
@@ -236,6 +245,22 @@ class CudaEngine:
                 Step.MEMORY,
                 f"{self.held_bytes} bytes of device memory are needed, {free} are free.",
                 mend="End what else uses the GPU; nvidia-smi lists it.",
+            )
+
+    def _require_host_memory(self, pids: Sequence[int]) -> None:
+        """The driver would fill the host's memory, fail, and take the process with it.
+
+        Seen with driver 580.159.04: 126 GiB of KV cache on a host of 126 GiB ended in
+        CUDA_ERROR_OPERATING_SYSTEM, with the process lost and the page cache empty.
+        """
+        held = self.device_bytes_of(pids)
+        free = self.host_free_bytes()
+        if held is not None and held > free:
+            raise SnapshotError(
+                SnapshotReason.CUDA_NO_HOST_MEMORY,
+                Step.HOST_MEMORY,
+                f"{held} bytes of device memory have to move to the host, {free} are available.",
+                mend="Put the worker to sleep first, or give it less of the device.",
             )
 
     def _require_running(self, pids: Sequence[int]) -> None:

@@ -34,6 +34,7 @@ class SnapshotReason(StrEnum):
     CUDA_NO_PROCESS = "cuda_no_process"
     CUDA_NOT_SUPPORTED = "cuda_not_supported"
     CUDA_NO_MEMORY = "cuda_no_memory"
+    CUDA_NO_HOST_MEMORY = "cuda_no_host_memory"
     CUDA_LOCK_FAILED = "cuda_lock_failed"
     CUDA_LOCK_TIMEOUT = "cuda_lock_timeout"
     CUDA_CHECKPOINT_FAILED = "cuda_checkpoint_failed"

@@ -94,21 +94,29 @@ def wake_from_sleep(running: RunningWorker, level: int, expected: RecordedAnswer
 def resume_on_device(
     running: RunningWorker, device: DeviceEngine, expected: RecordedAnswer
 ) -> Wake:
-    """Move a live worker's device state to host memory, then time its way back in place.
+    """Empty the device as for a snapshot, but leave the process alive; time its way back in place.
 
-    This is the variant `cuda_suspend` of the arm `sleep_wake`: the engine does not know of it, the
-    process lives on, and no CRIU is needed.
+    This is the variant `cuda_suspend` of the arm `sleep_wake`: a restore without CRIU. The worker
+    sleeps first, since all that it holds on the device would else need room in host memory.
 
     Raises:
         SnapshotError, WorkerRequestError
     """
+    worker, limit = running.worker, running.worker.request_deadline_s
     pids = [process.pid for process in running.process.tree()]
-    device.suspend(pids)
+    running.client.sleep(worker.snapshot_sleep_level, timeout_s=limit, for_snapshot=True)
+    try:
+        device.suspend(pids)
+    except SnapshotError:
+        running.client.wake_up(timeout_s=limit)
+        raise
     watch = Stopwatch()
     begun_ns = time.monotonic_ns()
     watch.extend(device.resume(pids), begun_ns)
+    with watch.phase("wake"):
+        running.client.wake_up(timeout_s=limit)
     with watch.phase("first_token"):
-        right = first_token_is_right(running.client, expected, running.worker.request_deadline_s)
+        right = first_token_is_right(running.client, expected, limit)
     total_s = watch.elapsed_s()
     return total_s, watch.phases, watch.unaccounted_s(total_s), right
 

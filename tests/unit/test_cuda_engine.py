@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -90,7 +90,7 @@ def driver() -> FakeDriver:
 
 @pytest.fixture
 def engine(driver: FakeDriver) -> CudaEngine:
-    return CudaEngine(driver)
+    return CudaEngine(driver, device_bytes_of=lambda _: None)
 
 
 def _all_running(driver: FakeDriver) -> bool:
@@ -103,7 +103,9 @@ def test_all_are_locked_before_the_first_is_checkpointed(
     phases = engine.suspend(PROCESSES)
     work = [call for call in driver.calls if call[0] in ("lock", "checkpoint")]
     assert work == [("lock", 11), ("lock", 13), ("checkpoint", 11), ("checkpoint", 13)]
-    assert [phase.name for phase in phases] == [Step.FIND, Step.LOCK, Step.CHECKPOINT]
+    assert [phase.name for phase in phases] == [
+        Step.FIND, Step.HOST_MEMORY, Step.LOCK, Step.CHECKPOINT,
+    ]  # fmt: skip
 
 
 def test_resume_after_suspend_leaves_everything_running(
@@ -206,6 +208,22 @@ def test_too_little_free_memory_is_found_before_anything_is_touched(
         engine.resume(PROCESSES)
     assert caught.value.code is SnapshotReason.CUDA_NO_MEMORY
     assert "restore" not in [name for name, _ in driver.calls]
+
+
+def test_too_little_host_memory_is_found_before_anything_is_touched(driver: FakeDriver) -> None:
+    asked: list[list[int]] = []
+
+    def held(pids: Sequence[int]) -> int:
+        asked.append(list(pids))
+        return 1001
+
+    engine = CudaEngine(driver, device_bytes_of=held, host_free_bytes=lambda: 1000)
+    with pytest.raises(SnapshotError, match=r"1001 bytes.*1000") as caught:
+        engine.suspend(PROCESSES)
+    assert caught.value.code is SnapshotReason.CUDA_NO_HOST_MEMORY
+    assert asked == [[11, 13]]
+    assert _all_running(driver)
+    assert "lock" not in [name for name, _ in driver.calls]
 
 
 def test_a_tree_without_cuda_processes_is_an_error(engine: CudaEngine) -> None:
