@@ -71,3 +71,10 @@ class DeadlineError(ResilienceError):
     """A wait ended without what it waited for."""
 
     exit_code = 7
+
+
+class Stopped(SystemExit):
+    """An operator ended this process by a signal; what was measured so far is worth keeping.
+
+    A `SystemExit`, so that every owner on the way out ends what it started.
+    """

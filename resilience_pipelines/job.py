@@ -27,7 +27,7 @@ from typing import TextIO
 
 from resilience_pipelines import __version__
 from resilience_pipelines.context import MachineContext, make_worker, open_machine, platform_commit
-from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.errors import InputError, ResilienceError, Stopped
 from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.job_spec import (
@@ -61,6 +61,8 @@ from resilience_pipelines.telemetry_nvml import gpu_telemetry
 from resilience_pipelines.warehouse.landing import LandingWriter
 
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,8 @@ def _measure_faults(spec: FaultSpec, context: BenchmarkContext, progress: Progre
     source: Source = prepare_source(context, snapshot=True)
     abort = threading.Event()
     # What was found so far is worth landing: the experiment that is running is undone and ends.
-    signal.signal(signal.SIGTERM, lambda *_: abort.set())
+    for number in _ENDING:
+        signal.signal(number, lambda *_: abort.set())
     faults = run_faults(plan, context, source, progress, abort=abort)
     return _Found(
         snapshots=tuple(source.snapshots), faults=tuple(faults), unsupported=_unsupported(context)
@@ -215,7 +218,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--home", help="data home; RESILIENCE_HOME by default")
     parser.add_argument("--spec", help="file with the specification; standard input by default")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _end_on_signal)
+    for number in _ENDING:
+        signal.signal(number, _end_on_signal)
     with _events() as emit:
 
         def progress(what: str, done: int, total: int) -> None:
@@ -283,8 +287,10 @@ def _events() -> Iterator[Emit]:
 
 
 def _end_on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    # An exception, so that every owner on the way out ends what it started.
-    raise SystemExit(128 + number)
+    # Once: a second signal must not end the writing of what was measured.
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    raise Stopped(128 + number)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ def run_local(
         _end(process)
         reader.join(1.0)
     if expired.is_set():
-        raise DeadlineError(f"The job did not end within {deadline_s:g} s and was ended.")
+        kept = f" What it had measured is in {last['folder']}." if "folder" in last else ""
+        raise DeadlineError(f"The job did not end within {deadline_s:g} s and was ended.{kept}")
     return _result(last, process.returncode, "".join(errors))
 
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from resilience_pipelines.errors import DeadlineError, InputError, ResilienceError
+from resilience_pipelines.errors import DeadlineError, InputError, ResilienceError, Stopped
 from resilience_pipelines.records import (
     Arm,
     OracleVerdict,
@@ -59,7 +59,7 @@ THROUGHPUT_REQUESTS = 1
 """Of as many tokens as the oracle has. Every start adds one figure, so few are enough."""
 
 CUDA_SUSPEND = "cuda_suspend"
-"""Variant of `sleep_wake` in which the driver moves device memory and the engine does not know."""
+"""Variant of `sleep_wake` in which the driver moves what sleep leaves on the device, too."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done and how many there are."""
@@ -242,20 +242,29 @@ def measure_throughput(running: RunningWorker, answer: RecordedAnswer) -> float:
 def run_startup(plan: StartupPlan, context: BenchmarkContext, progress: Progress) -> StartupResult:
     """Measure every start of the plan.
 
-    A start that fails is a measurement with its reason; the run goes on.
+    A start that fails is a measurement with its reason; the run goes on. A run that is stopped
+    keeps the starts that were finished, and says how many are missing.
 
     Raises:
         ResilienceError: the source worker does not start: then nothing can be measured.
+        Stopped: before any start was finished.
     """
     schedule = plan.schedule()
     progress("source worker and snapshot", 0, len(schedule))
     source = prepare_source(context, snapshot=Arm.RESTORE in plan.arms)
     run = _Run(plan, context, source)
-    for done, (repeat, arm) in enumerate(schedule):
-        progress(f"{arm}, start {repeat + 1}", done, len(schedule))
-        run.measure(repeat, arm)
-    progress("finished", len(schedule), len(schedule))
     unsupported = {}
+    done = 0
+    try:
+        for repeat, arm in schedule:
+            progress(f"{arm}, start {repeat + 1}", done, len(schedule))
+            run.measure(repeat, arm)
+            done += 1
+        progress("finished", len(schedule), len(schedule))
+    except Stopped:
+        if not run.startups:
+            raise
+        unsupported["rest of the run"] = f"It was stopped after {done} of {len(schedule)} starts."
     if Arm.RESTORE in plan.arms and context.engine is None:
         unsupported[Arm.RESTORE.value] = context.no_engine_why
     return StartupResult(tuple(run.startups), tuple(source.snapshots), unsupported)
@@ -328,8 +337,9 @@ class _Run:
                     detail=f"No snapshot: {failure.detail}"[:4000], oracle=NOT_CHECKED,
                 )  # fmt: skip
             return
+        # A worker may read its weights again when it wakes.
         images = [snapshot.folder / file.path for file in snapshot.manifest.files]
-        draft = self._draft(Arm.RESTORE, repeat, images)
+        draft = self._draft(Arm.RESTORE, repeat, [*images, *context.worker.weight_files()])
         draft["snapshot_id"] = snapshot.manifest.snapshot_id
         draft["throughput_before_tokens_per_s"] = self._source.throughput_tokens_per_s
         engine, evidence = context.engine, context.evidence

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.errors import InputError, ResilienceError, Stopped
+from resilience_pipelines.job import _end_on_signal
 from resilience_pipelines.records import Arm, OracleVerdict, Outcome, PageCache, Phase
 from resilience_pipelines.snapshots.device import DeviceEngine, NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
@@ -18,6 +19,7 @@ from resilience_pipelines.snapshots.reasons import SnapshotReason
 from resilience_pipelines.startup.benchmark import (
     BenchmarkContext,
     PageCachePolicy,
+    Progress,
     StartupPlan,
     StartupResult,
     prepare_source,
@@ -146,7 +148,7 @@ def test_wakes_are_of_the_worker_that_was_measured_as_a_warm_start(
     assert len(worker.ports) == 3, "the source and two warm starts"
     assert len(device.suspended) == 2
     last = result.startups[-1]
-    assert [phase.name for phase in last.phases] == ["cuda_restore", "first_token"]
+    assert [phase.name for phase in last.phases] == ["cuda_restore", "wake", "first_token"]
 
 
 def test_a_warm_start_that_fails_fails_its_wakes_with_the_same_reason(
@@ -235,3 +237,40 @@ def test_a_source_that_does_not_start_is_an_error(support: SpaceSupport, tmp_pat
     context = context_of(tmp_path, support, None, "exits")
     with pytest.raises(ResilienceError, match="ended before it was ready"):
         measure(context, StartupPlan(repeats=1))
+
+
+def stop_at(start: int) -> Progress:
+    def progress(_: str, done: int, total: int) -> None:
+        if done == start:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return progress
+
+
+@pytest.fixture
+def ends_on_signal() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, _end_on_signal)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_run_that_is_stopped_keeps_the_starts_that_were_finished(
+    support: SpaceSupport, tmp_path: Path, ends_on_signal: None
+) -> None:
+    context = context_of(tmp_path, support, None)
+    result = run_startup(StartupPlan(arms=(Arm.WARM_CACHE,), repeats=5), context, stop_at(2))
+    assert [m.outcome for m in result.startups] == [Outcome.OK] * 2
+    assert result.unsupported == {"rest of the run": "It was stopped after 2 of 5 starts."}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN, "while the result is written"
+    assert list(context.scratch.iterdir()) == []
+
+
+def test_a_run_that_is_stopped_before_its_first_start_has_no_result(
+    support: SpaceSupport, tmp_path: Path, ends_on_signal: None
+) -> None:
+    context = context_of(tmp_path, support, None)
+    with pytest.raises(Stopped) as stopped:
+        run_startup(StartupPlan(repeats=1), context, stop_at(0))
+    assert stopped.value.code == 128 + signal.SIGTERM
