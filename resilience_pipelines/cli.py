@@ -30,9 +30,9 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
 from resilience_pipelines import __version__
+from resilience_pipelines.cli_tables import print_record, print_rows
 from resilience_pipelines.errors import InputError, ResilienceError
 from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
 
@@ -137,10 +137,10 @@ def stack(
     if as_json:
         _print_json(values)
         return
-    table = Table("dimension", "value")
-    for name, value in values.items():
-        table.add_row(name, "[dim]not known[/]" if value is None else escape(str(value)))
-    out.print(table)
+    print_record(
+        {name: "[dim]not known[/]" if v is None else escape(str(v)) for name, v in values.items()},
+        out,
+    )
 
 
 @run_app.command("startup")
@@ -255,10 +255,15 @@ def run_compatibility(
 
 @snapshot_app.command("create")
 def snapshot_create(
-    worker: WorkerOption = "reference", home: HomeOption = None, as_json: JsonOption = False
+    worker: WorkerOption = "reference",
+    sleep_level: Annotated[
+        int | None, typer.Option(help="How deep it sleeps meanwhile; by default as suits it best.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Start a worker, take its snapshot and keep it in the store."""
-    _run({"kind": "snapshot", "worker": worker}, home, as_json)
+    _run({"kind": "snapshot", "worker": worker, "sleep_level": sleep_level}, home, as_json)
 
 
 @snapshot_app.command("list")
@@ -307,19 +312,20 @@ def snapshot_inspect(
             }
         )  # fmt: skip
         return
-    table = Table("field", "value", show_header=False)
-    table.add_row("snapshot", manifest.snapshot_id)
-    table.add_row("worker", f"{manifest.worker} on {manifest.stack.software_label}")
-    table.add_row("taken", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC")
-    table.add_row("engine", f"{manifest.engine} {manifest.criu_version}")
-    table.add_row("image", f"{manifest.image_bytes / 1e6:.1f} MB in {len(manifest.files)} files")
-    table.add_row("maps", f"{len(manifest.mapped_files)} files of this machine")
+    facts = {
+        "snapshot": manifest.snapshot_id,
+        "worker": escape(f"{manifest.worker} on {manifest.stack.software_label}"),
+        "taken": f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
+        "engine": escape(f"{manifest.engine} {manifest.criu_version}"),
+        "image": f"{manifest.image_bytes / 1e6:.1f} MB in {len(manifest.files)} files",
+        "maps": f"{len(manifest.mapped_files)} files of this machine",
+    }
+    print_record(facts, out)
     for item in problems:
         colour = "red" if item.blocking else "yellow"
-        table.add_row(f"[{colour}]{item.code}[/]", escape(f"{item.wanted} / {item.found}"))
+        out.print(f"[{colour}]{escape(str(item))}[/]", soft_wrap=True)
     if not problems:
-        table.add_row("[green]compatible[/]", "this machine is what it was taken on")
-    out.print(table)
+        out.print("[green]compatible[/]: this machine is what it was taken on")
 
 
 @snapshot_app.command("verify")
@@ -556,6 +562,9 @@ def demo(
             }
         )
         return
+    if startup["stack_key"].n_unique() == startup["worker"].n_unique():
+        # Without the key, which tells no more then, the table fits into 80 columns.
+        startup = startup.drop("stack_key")
     _print_rows(startup.to_dicts(), False)
     _print_rows(verdicts.to_dicts(), False)
     out.print(f"\ndashboard  {page}\ndatabase   {data_home.published}\ntook       {seconds} s")
@@ -692,16 +701,7 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     if not rows:
         out.print("[dim]none[/]")
         return
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    out.print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "[dim]-[/]"
-    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+    print_rows(rows, out)
 
 
 if __name__ == "__main__":

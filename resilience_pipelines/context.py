@@ -36,10 +36,10 @@ _FACTORIES: Mapping[str, Callable[[Path], Worker]] = {
 }
 """Each makes a worker; it gets the folder for models and weights."""
 
-WORKERS = tuple(
-    name for name in _FACTORIES if name == "reference" or importlib.util.find_spec(name)
-)
-"""Workers whose engine is installed here."""
+
+def workers_here() -> tuple[str, ...]:
+    """Names of the workers that can run on this machine."""
+    return tuple(name for name in _FACTORIES if _obstacle(name) is None)
 
 
 def make_worker(name: str, home: Home) -> Worker:
@@ -47,18 +47,33 @@ def make_worker(name: str, home: Home) -> Worker:
 
     Raises:
         InputError: there is none of that name.
-        UnsupportedError: its engine is not installed.
+        UnsupportedError: its engine is not installed, or it needs a GPU and there is none.
     """
     if name not in _FACTORIES:
         raise InputError(
-            "worker", name, "no such worker", mend=f"Choose from {', '.join(WORKERS)}."
+            "worker", name, "no such worker", mend=f"Choose from {', '.join(_FACTORIES)}."
         )
-    if name not in WORKERS:
-        raise UnsupportedError(
+    obstacle = _obstacle(name)
+    if obstacle is not None:
+        raise obstacle
+    return _FACTORIES[name](home.cache)
+
+
+def _obstacle(name: str) -> UnsupportedError | None:
+    """Why a worker can't run here, if it can't."""
+    if name == "reference":
+        return None
+    if importlib.util.find_spec(name) is None:
+        return UnsupportedError(
             f"The engine of the worker {name} is not installed in this Python.",
             mend="pip install 'resilience-pipelines[gpu]'",
         )
-    return _FACTORIES[name](home.cache)
+    if not read_gpu()["gpu_count"]:
+        return UnsupportedError(
+            f"The worker {name} needs an NVIDIA GPU, and NVML finds none here.",
+            mend="`--worker reference` runs without one; `resilience doctor` says more.",
+        )
+    return None
 
 
 def make_device(worker: Worker) -> DeviceEngine:

@@ -17,6 +17,9 @@ ENVIRONMENT_VARIABLE = "RESILIENCE_HOME"
 DEFAULT = Path(".resilience")
 
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder that must not be used
+
+
 @dataclass(frozen=True)
 class Home:
     """The places below one data home. `open_home` makes one and checks that it can be written."""
@@ -80,6 +83,12 @@ def open_home(path: Path | str | None = None) -> Home:
         ENVIRONMENT_VARIABLE
     ) else "--home"  # fmt: skip
     home = Home(Path(given).expanduser().absolute())
+    if _SHARED_MEMORY in home.root.resolve().parents or home.root.resolve() == _SHARED_MEMORY:
+        raise InputError(
+            field, str(given), f"a restore can't read a snapshot below {_SHARED_MEMORY}, because "
+            "every worker has one of its own",
+            mend="Give a folder on a disk, or on a tmpfs that is mounted elsewhere.",
+        )  # fmt: skip
     try:
         for folder in (home.root, home.landing, home.cache, home.work, home.published.parent):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
 -- Data quality counts every measurement in exactly one class.
 select *
 from {{ ref('data_quality') }}
-where asked <> ok + failed + unsupported or (asked > ok) <> (reasons is not null)
+where asked <> ok + failed + unsupported + missing or (asked > ok) <> (reasons is not null)

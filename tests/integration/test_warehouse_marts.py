@@ -81,6 +81,13 @@ def make_records() -> list[RunRecord]:
         )
     )  # fmt: skip
     records.append(factory.startup_record(2, stack=OTHER, arms=[Arm.WARM_CACHE]))
+    stopped = factory.startup_record(2, stack=OTHER, arms=[Arm.WARM_CACHE])
+    asked = {"arms": ["warm_cache", "sleep_wake"], "repeats": 5, "sleep_levels": [1, 2]}
+    records.append(
+        stopped.model_copy(
+            update={"parameters": asked, "unsupported": {"rest of the run": "It was stopped."}}
+        )
+    )
     gpu = make_stack(gpu_sku="NVIDIA H200", gpu_count=2, driver_version="580")
     records += [
         factory.record(
@@ -426,6 +433,16 @@ def test_data_quality_accounts_for_everything(home: Home) -> None:
     assert all(
         row["asked"] == row["ok"] + row["failed"] + row["unsupported"] for row in found.values()
     )
+
+
+def test_starts_that_a_stopped_run_did_not_make_are_missing(home: Home) -> None:
+    found = rows(home, f"from data_quality where stack_key = '{OTHER.key}' and kind = 'startup'")
+    assert {
+        row["subject"]: (row["asked"], row["ok"], row["missing"], row["reasons"]) for row in found
+    } == {
+        "warm_cache": (7, 4, 3, "not_made (3)"),
+        "sleep_wake": (10, 0, 10, "not_made (10)"),
+    }
 
 
 def test_stacks_and_runs_and_samples_are_complete(home: Home) -> None:

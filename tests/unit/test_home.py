@@ -46,3 +46,16 @@ def test_an_owned_folder_is_no_orphan(tmp_path: Path) -> None:
         assert [path.name for path in remove_orphans(tmp_path, "job-*")] == ["job-left"]
         assert (tmp_path / "job-now").is_dir()
     assert (tmp_path / "other").is_dir()
+
+
+@pytest.mark.parametrize("inside", ["", "home", "a/b"])
+def test_a_home_in_shared_memory_is_refused(inside: str) -> None:
+    """A capsule has a /dev/shm of its own, in which CRIU would find no image."""
+    with pytest.raises(InputError, match=r"--home.*/dev/shm.*tmpfs that is mounted elsewhere"):
+        open_home(Path("/dev/shm", inside))
+
+
+def test_a_link_into_shared_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/shm")
+    with pytest.raises(InputError, match="/dev/shm"):
+        open_home(tmp_path / "link" / "home")

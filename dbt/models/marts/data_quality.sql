@@ -1,4 +1,32 @@
-with asked as (
+with planned as (
+    -- What start-up runs were to make of each arm. Other runs record whatever they were asked.
+    select
+        run_id,
+        worker,
+        basis,
+        stack_key,
+        arm,
+        case
+            when arm = 'cold' then coalesce((parameters ->> 'cold_repeats')::bigint, repeats)
+            when arm = 'sleep_wake'
+                then repeats * greatest(coalesce(json_array_length(parameters, 'sleep_levels'), 1), 1)
+            else repeats
+        end as starts
+    from (
+        select
+            run_id,
+            worker,
+            basis,
+            stack_key,
+            parameters,
+            (parameters ->> 'repeats')::bigint as repeats,
+            unnest((parameters -> 'arms')::varchar[]) as arm
+        from {{ ref('runs') }}
+        where kind = 'startup'
+    ) as arms
+),
+
+asked as (
     select
         worker,
         basis,
@@ -38,6 +66,27 @@ with asked as (
         coalesce(reason_code, verdict) as reason
     from {{ ref('fault_runs') }}
     union all
+    -- What a run that was stopped did not come to.
+    select
+        worker,
+        basis,
+        stack_key,
+        'startup' as kind,
+        arm as subject,
+        'missing' as status,
+        'not_made' as reason
+    from (
+        select
+            planned.*,
+            planned.starts - (
+                select count(*)
+                from {{ ref('startup_measurements') }} as made
+                where made.run_id = planned.run_id and made.arm = planned.arm
+            ) as missing
+        from planned
+    ) as short
+    cross join lateral unnest(range(greatest(short.missing, 0)))
+    union all
     -- What a run could not do at all and has no measurement of.
     select
         worker,
@@ -58,7 +107,9 @@ with asked as (
         from {{ ref('runs') }}
     ) as missing
     where
-        not exists (
+        -- Counted above, one by one.
+        missing.subject <> 'rest of the run'
+        and not exists (
             select 1
             from {{ ref('startup_measurements') }} as startups
             where startups.run_id = missing.run_id and startups.arm = missing.subject
@@ -97,6 +148,7 @@ select
     count(*) filter (where asked.status = 'ok') as ok,
     count(*) filter (where asked.status = 'failed') as failed,
     count(*) filter (where asked.status = 'unsupported') as unsupported,
+    count(*) filter (where asked.status = 'missing') as missing,
     any_value(reasons.reasons) as reasons
 from asked
 left join reasons using (worker, basis, stack_key, kind, subject)

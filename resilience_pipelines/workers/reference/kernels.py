@@ -80,7 +80,7 @@ def rotate(x: Array, cosines: Array, sines: Array, first: int, columns: int) -> 
                 x[row, start + pair + half] = a * sine + b * cosine
 
 
-@numba.njit(_MATRIX(_MATRIX, _MATRIX, _MATRIX, int64, int64), parallel=True, nogil=True, cache=True)
+@numba.njit(_MATRIX(_MATRIX, _MATRIX, _MATRIX, int64, int64), nogil=True, cache=True)
 def attend(query: Array, keys: Array, values: Array, first: int, heads: int) -> Array:
     """Causal attention of the rows, at positions `first` and on, over all positions up to each.
 
