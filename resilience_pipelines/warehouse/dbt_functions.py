@@ -1,10 +1,11 @@
 """Functions that the marts' SQL calls, registered by dbt-duckdb when it opens the warehouse.
 
-What belongs here: the bridge from SQL to `trends.statistics`. What does not: any statistics, and
+What belongs here: the bridge from SQL to `trends`. What does not: any statistics, and
 the marts (`dbt/`).
 
 In SQL: `median_ci(list of double)` and `ratio_ci(list of double, list of double)` give a struct of
-`low` and `high`, or null where there is no interval.
+`low` and `high`, or null where there is no interval. `level_changes(list of double, list of
+varchar)` gives a list of structs with the fields of `significance.Change`, their positions from 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import duckdb
 from dbt.adapters.duckdb.plugins import BasePlugin
 from duckdb.func import FunctionNullHandling
 
+from resilience_pipelines.trends.significance import changes_of
 from resilience_pipelines.trends.statistics import Interval, median_ci, ratio_of_medians_ci
 
 
@@ -36,6 +38,19 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
     connection.create_function(
         "ratio_ci", _ratio_ci, [values, values], bounds, null_handling=FunctionNullHandling.SPECIAL
     )
+    change = {
+        "position": "BIGINT", "n_before": "BIGINT", "n_after": "BIGINT",
+        "before": "DOUBLE", "after": "DOUBLE",
+        "fraction": "DOUBLE", "low": "DOUBLE", "high": "DOUBLE", "threshold": "DOUBLE",
+        "significant": "BOOLEAN", "relevant": "BOOLEAN",
+    }  # fmt: skip
+    connection.create_function(
+        "level_changes",
+        _level_changes,
+        [values, connection.list_type("VARCHAR")],
+        connection.list_type(connection.struct_type(change)),
+        null_handling=FunctionNullHandling.SPECIAL,
+    )
 
 
 def _median_ci(values: Sequence[float] | None) -> dict[str, float] | None:
@@ -46,6 +61,27 @@ def _ratio_ci(
     numerator: Sequence[float] | None, denominator: Sequence[float] | None
 ) -> dict[str, float] | None:
     return _bounds(ratio_of_medians_ci(numerator or (), denominator or ()))
+
+
+def _level_changes(
+    values: Sequence[float] | None, runs: Sequence[str] | None
+) -> list[dict[str, object]]:
+    return [
+        {
+            "position": change.index + 1,  # as lists are counted in SQL
+            "n_before": change.n_before,
+            "n_after": change.n_after,
+            "before": change.before,
+            "after": change.after,
+            "fraction": change.fraction,
+            "low": change.low,
+            "high": change.high,
+            "threshold": change.threshold,
+            "significant": change.significant,
+            "relevant": change.relevant,
+        }
+        for change in changes_of(values or (), runs or ())
+    ]
 
 
 def _bounds(interval: Interval | None) -> dict[str, float] | None:

@@ -38,6 +38,11 @@ from tests.factories import DIFFERENT, NOT_CHECKED, RecordFactory, land, make_ho
 OLD = make_stack()
 NEW = make_stack(criu_version="4.3", kernel_version="6.18.0")
 OTHER = make_stack(cpu_count=64)
+LEVELS = (
+    make_stack(cpu_count=128),
+    make_stack(cpu_count=128, kernel_version="6.19.0"),
+    make_stack(cpu_count=128, kernel_version="6.20.0", criu_version="4.3"),
+)
 
 
 def make_records() -> list[RunRecord]:
@@ -88,6 +93,16 @@ def make_records() -> list[RunRecord]:
             update={"parameters": asked, "unsupported": {"rest of the run": "It was stopped."}}
         )
     )
+    # Three stacks of one machine: the first change is of one dimension, the second of two.
+    level_s = ((LEVELS[0], 10.0), (LEVELS[1], 15.0), (LEVELS[2], 12.0))
+    records += [
+        factory.startup_record(
+            stack=stack, arms=[Arm.COLD],
+            totals_s={Arm.COLD: [level * (1 + 0.002 * n) for n in range(5)]},
+        )
+        for stack, level in level_s
+        for _ in range(2)
+    ]  # fmt: skip
     gpu = make_stack(gpu_sku="NVIDIA H200", gpu_count=2, driver_version="580")
     records += [
         factory.record(
@@ -391,6 +406,24 @@ def test_a_detector_is_judged_by_faults_that_were_there(home: Home) -> None:
         assert row["median_s"] == (pytest.approx(median(values)) if values else None)
     assert sum(row["n_false_alarms"] for row in found.values()) == 1
     assert any(row["n_missed"] for row in found.values())
+
+
+def test_a_change_of_level_is_put_down_to_what_changed_there(home: Home) -> None:
+    found = rows(
+        home, f"from change_points where hardware_key = '{LEVELS[0].hardware_key}' order by all"
+    )
+    assert [(row["previous_stack_key"], row["stack_key"], row["attribution"]) for row in found] == [
+        (LEVELS[0].key, LEVELS[1].key, "one_dimension"),
+        (LEVELS[1].key, LEVELS[2].key, "candidates"),
+    ]
+    assert [row["candidate_dimensions"] for row in found] == [
+        ["kernel_version"], ["kernel_version", "criu_version"],
+    ]  # fmt: skip
+    assert [(row["n_before"], row["n_after"]) for row in found] == [(10, 10), (10, 10)]
+    assert found[0]["change_fraction"] == pytest.approx(0.5)
+    assert found[1]["change_fraction"] == pytest.approx(-0.2)
+    assert all(row["significant"] for row in found)
+    assert [row["relevant"] for row in found] == [None, None], "two runs a level are no history"
 
 
 def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None:

@@ -85,7 +85,7 @@ asked as (
             ) as missing
         from planned
     ) as short
-    cross join lateral unnest(range(greatest(short.missing, 0)))
+    cross join lateral unnest(range(greatest(short.missing, 0)::bigint))
     union all
     -- What a run could not do at all and has no measurement of.
     select

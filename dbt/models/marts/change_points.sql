@@ -1,0 +1,79 @@
+-- Every right start is a point of its series. A change is put down to what differs between the two
+-- stacks at its place or, since a place can be off by one, right beside it.
+with series as (
+    select
+        starts.worker,
+        starts.basis,
+        starts.hardware_key,
+        any_value(starts.hardware_label) as hardware_label,
+        stacks.model,
+        starts.arm,
+        starts.variant,
+        list(starts.total_s order by starts.started_at, starts.measurement_id) as totals_s,
+        list(starts.run_id order by starts.started_at, starts.measurement_id) as runs,
+        list(starts.stack_key order by starts.started_at, starts.measurement_id) as keys,
+        list(starts.started_at order by starts.started_at, starts.measurement_id) as moments
+    from {{ ref('startup_measurements') }} as starts
+    inner join {{ ref('stacks') }} as stacks using (stack_key)
+    where starts.result = 'right'
+    group by
+        starts.worker, starts.basis, starts.hardware_key, stacks.model, starts.arm, starts.variant
+),
+
+found as (
+    select
+        series.* exclude (totals_s, runs),
+        unnest(level_changes(totals_s, runs)) as change
+    from series
+),
+
+placed as (
+    select
+        found.*,
+        coalesce(
+            list_filter(
+                [change.position, change.position - 1, change.position + 1],
+                lambda place : place between 2 and len(keys) and keys[place] <> keys[place - 1]
+            )[1],
+            change.position
+        ) as place
+    from found
+),
+
+explained as (
+    select
+        placed.*,
+        {{ differing_dimensions('old', 'new') }} as candidate_dimensions
+    from placed
+    inner join {{ ref('stacks') }} as old on placed.keys[placed.place - 1] = old.stack_key
+    inner join {{ ref('stacks') }} as new on placed.keys[placed.place] = new.stack_key
+)
+
+select
+    worker,
+    basis,
+    hardware_key,
+    hardware_label,
+    model,
+    arm,
+    variant,
+    moments[change.position] as changed_at,
+    keys[place - 1] as previous_stack_key,
+    keys[place] as stack_key,
+    change.n_before,
+    change.n_after,
+    change.before as before_median_s,
+    change.after as after_median_s,
+    change.fraction as change_fraction,
+    change.low as change_low,
+    change.high as change_high,
+    change.threshold as noise_threshold,
+    change.significant,
+    change.relevant,
+    case len(candidate_dimensions)
+        when 0 then 'unexplained'
+        when 1 then 'one_dimension'
+        else 'candidates'
+    end as attribution,
+    candidate_dimensions
+from explained
