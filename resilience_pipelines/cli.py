@@ -4,20 +4,22 @@ What belongs here: options, what a person sees, `--json` for scripts, exit codes
 work; each command is a thin call of the library.
 
 Exit codes: 0 done; 1 failed; 2 bad input; 3 this machine can't; 4 busy; 5 storage; 6 corrupt data;
-7 deadline; 130 interrupted.
+7 deadline; 8 not enough data; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,6 +37,9 @@ from resilience_pipelines import __version__
 from resilience_pipelines.cli_tables import print_record, print_rows
 from resilience_pipelines.errors import InputError, ResilienceError
 from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
+
+if TYPE_CHECKING:
+    from resilience_pipelines.trends.comparison import Comparison
 
 app = typer.Typer(
     help="Resilience benchmarking of GPU inference: snapshots, faults, start-up, trends.",
@@ -493,6 +498,124 @@ def query(
         sys.stdout.write(frame.write_csv())
     else:
         _print_rows(frame.to_dicts(), False)
+
+
+@app.command()
+def trends(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the changes of level in start-up times, and what changed in the stack there."""
+    from resilience_pipelines.warehouse.query import query as ask
+
+    rows = ask(
+        open_home(home),
+        "select changed_at, worker, basis, hardware_label, model, arm, variant, before_median_s, "
+        "after_median_s, change_fraction, change_low, change_high, n_before, n_after, significant, "
+        "relevant, attribution, candidate_dimensions, previous_stack_key, stack_key "
+        "from change_points order by changed_at desc, arm, variant",
+    ).to_dicts()
+    if as_json:
+        _print_json(rows)
+        return
+    shown = [
+        {
+            "changed_at": f"{row['changed_at']:%Y-%m-%d %H:%M}",
+            "worker": f"{row['worker']} ({row['basis']})",
+            "arm": " ".join(filter(None, (row["arm"], row["variant"]))),
+            "change": _percent(row["change_fraction"]),
+            "95 %": f"{_percent(row['change_low'])} to {_percent(row['change_high'])}",
+            "n": f"{row['n_before']}, {row['n_after']}",
+            "relevant": {True: "yes", False: "no", None: "not known"}[row["relevant"]],
+            "what changed": ", ".join(row["candidate_dimensions"]) or "nothing known",
+        }
+        for row in rows
+    ]
+    _print_rows(shown, False)
+
+
+@app.command()
+def compare(
+    before: Annotated[
+        str, typer.Option("--from", help="Stack now: its key, the beginning of one, or `latest`.")
+    ],
+    after: Annotated[str, typer.Option("--to", help="Stack after the upgrade, likewise.")],
+    max_slowdown: Annotated[
+        float, typer.Option(help="Relevant slowdowns up to this fraction are notes.")
+    ] = 0.2,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge an upgrade: what got slower, what fails now, and one word for it.
+
+    Exit codes: 0 safe or safe_with_notes, 1 not_safe, 8 not_enough_data.
+    """
+    from resilience_pipelines.trends.comparison import UpgradeVerdict
+    from resilience_pipelines.trends.comparison import compare as compare_figures
+    from resilience_pipelines.warehouse import stack_figures
+
+    if not 0 <= max_slowdown < math.inf:
+        raise InputError(
+            "--max-slowdown", max_slowdown, "it has to be a fraction of 0 or more",
+            mend="0.2 stands for a fifth.",
+        )  # fmt: skip
+    data_home = open_home(home)
+    one = stack_figures.find_stack(data_home, "--from", before)
+    other = stack_figures.find_stack(data_home, "--to", after)
+    result = compare_figures(
+        stack_figures.read_figures(data_home, one),
+        stack_figures.read_figures(data_home, other),
+        max_slowdown=max_slowdown,
+        snapshots_carry_over=stack_figures.snapshots_carry_over(data_home, one, other),
+    )
+    differing = stack_figures.differing_dimensions(data_home, one, other)
+    if as_json:
+        _print_json(
+            {
+                "from": one,
+                "to": other,
+                "verdict": result.verdict,
+                "reasons": result.reasons,
+                "differing_dimensions": {name: list(values) for name, values in differing.items()},
+                "figures": [
+                    asdict(item) | {"significant": item.significant, "relevant": item.relevant}
+                    for item in result.differences
+                ],
+            }
+        )
+    else:
+        _show_comparison(result, differing)
+    code = {UpgradeVerdict.NOT_SAFE: 1, UpgradeVerdict.NOT_ENOUGH_DATA: 8}.get(result.verdict, 0)
+    if code:
+        raise typer.Exit(code)
+
+
+def _show_comparison(result: Comparison, differing: Mapping[str, tuple[object, object]]) -> None:
+    colours = {"safe": "green", "safe_with_notes": "yellow"}
+    words = result.verdict.value.replace("_", " ")
+    out.print(f"[bold {colours.get(result.verdict.value, 'red')}]{words}[/]")
+    for reason in result.reasons:
+        out.print(f"- {escape(reason)}", soft_wrap=True)
+    out.print()
+    changed = [
+        {"dimension": name, "from": old, "to": new} for name, (old, new) in differing.items()
+    ]
+    _print_rows(changed, False)
+    out.print()
+    rows = [
+        {
+            "figure": item.figure,
+            "from_s": item.before,
+            "to_s": item.after,
+            "change": _percent(item.fraction),
+            "95 %": f"{_percent(item.low)} to {_percent(item.high)}",
+            "n": f"{item.n_before}, {item.n_after}",
+            "relevant": "yes" if item.relevant else "no",
+        }
+        for item in result.differences
+    ]
+    _print_rows(rows, False)
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:+.1%}"
 
 
 @app.command()

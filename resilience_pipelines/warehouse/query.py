@@ -10,6 +10,7 @@ and load code, so all of that is turned off, and then the settings are locked.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 import duckdb
@@ -39,8 +40,17 @@ _HINTS = ("LINE ", "Did you mean", "Candidate bindings")
 _MEND = "Tables are listed by SHOW TABLES, their columns by DESCRIBE name."
 
 
-def query(home: Home, sql: str, *, deadline_s: float = QUERY_DEADLINE_S) -> pl.DataFrame:
+def query(
+    home: Home,
+    sql: str,
+    parameters: Sequence[object] = (),
+    *,
+    deadline_s: float = QUERY_DEADLINE_S,
+) -> pl.DataFrame:
     """The answer to one statement that reads (SELECT, FROM, SHOW, DESCRIBE, EXPLAIN).
+
+    Args:
+        parameters: values for the statement's `?`, in order.
 
     Raises:
         InputError: nothing was published yet, or the statement can't be run; carries DuckDB's
@@ -65,10 +75,15 @@ def query(home: Home, sql: str, *, deadline_s: float = QUERY_DEADLINE_S) -> pl.D
                 connection.execute(statement)
         except duckdb.Error as error:
             raise storage_error(published, error) from error
-        return _ask(connection, sql, deadline_s)
+        return _ask(connection, sql, parameters, deadline_s)
 
 
-def _ask(connection: duckdb.DuckDBPyConnection, sql: str, deadline_s: float) -> pl.DataFrame:
+def _ask(
+    connection: duckdb.DuckDBPyConnection,
+    sql: str,
+    parameters: Sequence[object],
+    deadline_s: float,
+) -> pl.DataFrame:
     ended = threading.Event()
 
     def end() -> None:
@@ -85,7 +100,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, sql: str, deadline_s: float) -> 
                 "sql", sql, "it has to be one statement that reads",
                 mend="Give one SELECT, FROM, WITH, SHOW, DESCRIBE or EXPLAIN.",
             )  # fmt: skip
-        answer: pl.DataFrame = connection.sql(sql).pl()
+        answer: pl.DataFrame = connection.sql(sql, params=list(parameters) or None).pl()
     except duckdb.InterruptException as error:
         if not ended.is_set():
             raise

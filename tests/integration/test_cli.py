@@ -71,6 +71,15 @@ def test_the_dashboard_is_one_page(measured: Path) -> None:
     assert Path(found["path"]).stat().st_size == found["bytes"] > 1000
 
 
+def test_snapshots_of_this_stack_are_compatible_with_it(
+    measured: Path, support: SpaceSupport, criu: object
+) -> None:
+    own = json.loads(next(measured.glob("landing/*/*/run.json")).read_text())["stack_key"]
+    (trial,) = run_json("run", "compatibility", home=measured)["compatibility"]
+    assert (trial["source_stack_key"], trial["outcome"]) == (own, "ok")
+    assert trial["predicted_compatible"] is True
+
+
 def test_a_snapshot_is_listed_inspected_verified_restored_and_pruned(
     measured: Path, support: SpaceSupport, criu: object
 ) -> None:
@@ -129,6 +138,43 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     done = run("stack", home=tmp_path / "file" / "home")
     assert done.returncode == 2
     assert "--home" in done.stderr
+
+
+def test_an_upgrade_without_enough_data_has_an_exit_code_of_its_own(measured: Path) -> None:
+    own = json.loads(next(measured.glob("landing/*/*/run.json")).read_text())["stack_key"]
+    done = run("compare", "--from", own[:8], "--to", own, "--json", home=measured)
+    assert done.returncode == 8, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["from"], found["to"], found["verdict"]) == (own, own, "not_enough_data")
+    assert found["differing_dimensions"] == {}
+    figures = {item["figure"]: item for item in found["figures"]}
+    assert figures["start-up, warm_cache, reference"]["n_before"] == 2
+    shown = run("compare", "--from", own, "--to", own, home=measured)
+    assert shown.returncode == 8
+    assert shown.stdout.startswith("not enough data\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--from", "zz", "--to", "latest"), "--from = 'zz'"),
+        (("--from", "latest", "--to", ""), "--to = ''"),
+        (("--from", "latest", "--to", "latest", "--max-slowdown", "-1"), "--max-slowdown = -1"),
+        (("--from", "latest", "--to", "latest", "--max-slowdown", "nan"), "--max-slowdown = nan"),
+    ],
+)
+def test_a_comparison_of_nothing_is_bad_input(
+    measured: Path, arguments: tuple[str, ...], field: str
+) -> None:
+    done = run("compare", *arguments, home=measured)
+    assert done.returncode == 2
+    assert field in done.stderr
+
+
+def test_trends_of_too_few_starts_are_empty(measured: Path) -> None:
+    own = json.loads(next(measured.glob("landing/*/*/run.json")).read_text())["stack_key"]
+    assert own not in {row["stack_key"] for row in run_json("trends", home=measured)}
+    assert run("trends", home=measured).returncode == 0
 
 
 @pytest.mark.parametrize(

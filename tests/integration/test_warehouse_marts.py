@@ -14,7 +14,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from resilience_pipelines.errors import DeadlineError
+from resilience_pipelines.errors import DeadlineError, InputError
 from resilience_pipelines.home import Home
 from resilience_pipelines.records import (
     Arm,
@@ -27,11 +27,18 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     Verdict,
 )
+from resilience_pipelines.trends.comparison import FaultTally
 from resilience_pipelines.trends.statistics import median_ci, ratio_of_medians_ci
 from resilience_pipelines.warehouse import transform
 from resilience_pipelines.warehouse.load import load
 from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
+from resilience_pipelines.warehouse.stack_figures import (
+    differing_dimensions,
+    find_stack,
+    read_figures,
+    snapshots_carry_over,
+)
 from resilience_pipelines.warehouse.transform import TransformError, build
 from tests.factories import DIFFERENT, NOT_CHECKED, RecordFactory, land, make_home, make_stack
 
@@ -424,6 +431,41 @@ def test_a_change_of_level_is_put_down_to_what_changed_there(home: Home) -> None
     assert found[1]["change_fraction"] == pytest.approx(-0.2)
     assert all(row["significant"] for row in found)
     assert [row["relevant"] for row in found] == [None, None], "two runs a level are no history"
+
+
+def test_the_figures_of_a_stack_keep_bases_apart(home: Home) -> None:
+    figures = read_figures(home, OLD.key)
+    assert {"start-up, cold", "start-up, cold, simulated"} <= figures.times.keys()
+    expected = [
+        item.total_s
+        for record, item in starts()
+        if scope(record) == ("vllm", "measured", OLD.key) and item.arm is Arm.COLD
+    ]
+    assert figures.times["start-up, cold"].values == tuple(expected)
+    assert figures.failures["start-up, restore, simulated"] == {
+        "wrong_answer": 1, "not_checked": 1, "worker_failed": 1,
+    }  # fmt: skip
+    assert figures.faults["worker_kill (userspace), simulated"] == FaultTally(passed=5)
+    assert figures.faults["checkpoint_bit_flip (userspace), simulated"] == FaultTally(failed=5)
+
+
+def test_a_stack_is_found_by_the_beginning_of_its_key(home: Home) -> None:
+    assert find_stack(home, "--from", NEW.key[:6].upper()) == NEW.key
+    newest = max(RECORDS, key=lambda record: record.started_at).stack_key
+    assert find_stack(home, "--from", "latest") == newest
+    for text in ("zz", "", "' or true --"):
+        with pytest.raises(InputError, match=f"--from.*{NEW.key}"):
+            find_stack(home, "--from", text)
+
+
+def test_what_differs_between_two_stacks_is_named(home: Home) -> None:
+    assert differing_dimensions(home, OLD.key, NEW.key) == {
+        "criu_version": (OLD.criu_version, "4.3"),
+        "kernel_version": (OLD.kernel_version, "6.18.0"),
+    }
+    assert snapshots_carry_over(home, OLD.key, NEW.key) is False
+    assert snapshots_carry_over(home, NEW.key, NEW.key) is True
+    assert snapshots_carry_over(home, NEW.key, OLD.key) is None
 
 
 def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None:
