@@ -501,6 +501,53 @@ def query(
 
 
 @app.command()
+def releases(
+    feeds: Annotated[
+        list[str] | None, typer.Argument(help="Feeds: driver, vllm, ...; all if none.")
+    ] = None,
+    refresh: Annotated[bool, typer.Option(help="Read the feeds again first.")] = False,
+    prereleases: Annotated[bool, typer.Option(help="List pre-releases too.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the releases of drivers, engines and tools that are known, newest first.
+
+    A mirror's address is set by RESILIENCE_FEED_<NAME>, e.g. RESILIENCE_FEED_DRIVER; it may be a
+    file:// address. Exit code 1: a feed could not be read; what was known of it is listed.
+    """
+    from resilience_pipelines.releases.catalogue import FEEDS
+    from resilience_pipelines.releases.ledger import refresh as refresh_feed
+    from resilience_pipelines.releases.ledger import remembered
+
+    data_home = open_home(home)
+    failed = {}
+    rows = []
+    for name in feeds or list(FEEDS):
+        if name not in FEEDS:
+            raise InputError("feeds", name, "no such feed", mend=f"Choose from {', '.join(FEEDS)}.")
+        if refresh:
+            with _status(f"reading {FEEDS[name].product}", as_json):
+                try:
+                    refresh_feed(data_home, FEEDS[name])
+                except ResilienceError as error:
+                    failed[name] = str(error)
+        rows += [
+            {"feed": name, **release.model_dump(mode="json")}
+            for release in remembered(data_home, name).releases
+            if prereleases or not release.prerelease
+        ]
+    if as_json:
+        _print_json({"releases": rows, "failed": failed})
+    else:
+        shown = ("feed", "version", "branch", "kind", "released", "withdrawn")
+        _print_rows([{key: row[key] for key in shown} for row in rows], False)
+        for name, why in failed.items():
+            err.print(f"[red]{name}[/]: {escape(why)}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def trends(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the changes of level in start-up times, and what changed in the stack there."""
     from resilience_pipelines.warehouse.query import query as ask

@@ -1,0 +1,1 @@
+"""Release feeds: which versions of drivers, engines and tools there are."""

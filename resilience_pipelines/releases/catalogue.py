@@ -1,0 +1,60 @@
+"""The feeds that are followed: each project's own page of releases.
+
+What belongs here: this list, and where a mirror's address comes from. What does not: reading them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from resilience_pipelines.releases.formats import parse_atom, parse_nvidia_drivers
+from resilience_pipelines.releases.release import Release
+
+MIRROR_VARIABLE: Final = "RESILIENCE_FEED_"
+"""Followed by a feed's name in capitals: another address for it, also a `file://` one."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A feed of one product.
+
+    Attributes:
+        dimension: the dimension of a stack that its versions are values of; None where stacks do
+            not name it.
+    """
+
+    name: str
+    product: str
+    dimension: str | None
+    url: str
+    parse: Callable[[bytes], list[Release]]
+
+    @property
+    def address(self) -> str:
+        """Where it is read from: the mirror's address where one is set."""
+        return os.environ.get(MIRROR_VARIABLE + self.name.upper(), self.url)
+
+
+def _of_code_host(name: str, product: str, dimension: str | None, repository: str) -> Feed:
+    return Feed(
+        name, product, dimension, f"https://github.com/{repository}/releases.atom", parse_atom
+    )
+
+
+FEEDS: Final[Mapping[str, Feed]] = {
+    feed.name: feed
+    for feed in (
+        Feed(
+            "driver", "NVIDIA data-centre driver", "driver_version",
+            "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json", parse_nvidia_drivers,
+        ),
+        _of_code_host("vllm", "vLLM", "engine_version", "vllm-project/vllm"),
+        _of_code_host("torch", "PyTorch", "torch_version", "pytorch/pytorch"),
+        _of_code_host("criu", "CRIU", "criu_version", "checkpoint-restore/criu"),
+        _of_code_host("kubernetes", "Kubernetes", "kubernetes_version", "kubernetes/kubernetes"),
+        _of_code_host("dynamo", "NVIDIA Dynamo", None, "ai-dynamo/dynamo"),
+    )
+}  # fmt: skip
