@@ -737,7 +737,15 @@ def demo(
         startup = startup.drop("stack_key")
     _print_rows(startup.to_dicts(), False)
     _print_rows(verdicts.to_dicts(), False)
-    out.print(f"\ndashboard  {page}\ndatabase   {data_home.published}\ntook       {seconds} s")
+    out.print()
+    print_record(
+        {
+            "dashboard": escape(str(page)),
+            "database": escape(str(data_home.published)),
+            "took": f"{seconds} s",
+        },
+        out,
+    )
 
 
 def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None:
@@ -788,7 +796,8 @@ def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None
         _show_record(record)
         for what, why in result.unsupported.items():
             err.print(f"[yellow]{what} is not supported here:[/] {escape(why)}", soft_wrap=True)
-        out.print(f"landed in {result.folder}\nnext: resilience load && resilience publish")
+        out.print(f"landed in {result.folder}", soft_wrap=True)
+        out.print("next: resilience load && resilience publish")
     failed = [item for item in record["startups"] if item["outcome"] == "failed"]
     failed += [item for item in record["snapshots"] if item["outcome"] == "failed"]
     failed += [item for item in record["faults"] if item["verdict"] in ("fail", "rollback_failed")]

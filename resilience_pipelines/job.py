@@ -11,6 +11,7 @@ Dagster Pipes the same events go to Dagster. The exit code is that of the error.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from typing import TextIO
 
 from resilience_pipelines import __version__
 from resilience_pipelines.context import MachineContext, make_worker, open_machine, platform_commit
-from resilience_pipelines.errors import InputError, ResilienceError, Stopped
+from resilience_pipelines.errors import InputError, ResilienceError, Stopped, StorageError
 from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.job_spec import (
@@ -63,6 +64,7 @@ from resilience_pipelines.warehouse.landing import LandingWriter
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -229,16 +231,16 @@ def main(argv: list[str] | None = None) -> int:
             spec = parse_spec(_read_spec(options.spec, sys.stdin))
             landed = run_job(spec, open_home(options.home), progress)
         except ResilienceError as error:
-            emit(
-                {
-                    "event": "error",
-                    "type": type(error).__name__,
-                    "reason": error.reason,
-                    "mend": error.mend,
-                    "exit_code": error.exit_code,
-                }
+            return _report(error, emit)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            # Any write may be the one that finds the disk full.
+            full = StorageError(
+                f"{error.filename or 'The data home'} can't be written ({error.strerror}).",
+                mend="Free space, or give a data home on another disk.",
             )
-            return error.exit_code
+            return _report(full, emit)
         emit(
             {
                 "event": "landed",
@@ -249,6 +251,19 @@ def main(argv: list[str] | None = None) -> int:
             }
         )
     return 0
+
+
+def _report(error: ResilienceError, emit: Emit) -> int:
+    emit(
+        {
+            "event": "error",
+            "type": type(error).__name__,
+            "reason": error.reason,
+            "mend": error.mend,
+            "exit_code": error.exit_code,
+        }
+    )
+    return error.exit_code
 
 
 def _read_spec(path: str | None, stdin: TextIO) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,26 @@ def test_the_published_file_opens_while_nobody_holds_it(measured: Path) -> None:
     with duckdb.connect(str(measured / "published/resilience.duckdb"), read_only=True) as con:
         tables = {row[0] for row in con.execute("show tables").fetchall()}
     assert {"startup_summary", "startup_phases", "fault_runs", "stacks", "runs"} <= tables
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for next to nothing."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)]
+    mounted = subprocess.run(options, capture_output=True, text=True, timeout=30, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True, timeout=30)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_half_written(small_disk: Path) -> None:
+    home = small_disk / "home"
+    done = run("run", "startup", "--repeats", "1", "--arms", "warm_cache", home=home)
+    assert done.returncode == 5, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Free space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path for path in home.rglob("*") if path.is_file()] == []

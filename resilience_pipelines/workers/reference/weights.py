@@ -20,6 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from resilience_pipelines.errors import StorageError
 from resilience_pipelines.workers.reference import WEIGHTS_FORMAT
 from resilience_pipelines.workers.reference.memory import Arena, Array
 from resilience_pipelines.workers.reference.tokenizer import SMALLEST_VOCABULARY
@@ -121,7 +122,7 @@ def write_weights(path: Path, shape: ModelShape, seed: int) -> None:
     """Make the weight file: the same bytes for the same shape and seed. Atomic.
 
     Raises:
-        OSError: it could not be written; nothing is left behind.
+        StorageError: it could not be written; nothing is left behind.
     """
     tensors = {
         name: _initial(name, size, np.random.default_rng([seed, index]))
@@ -129,13 +130,18 @@ def write_weights(path: Path, shape: ModelShape, seed: int) -> None:
     }
     # One entry only: safetensors writes several in an order that differs from call to call.
     about = {"format": WEIGHTS_FORMAT, "seed": seed, "shape": asdict(shape)}
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, partial, {_METADATA_KEY: json.dumps(about, sort_keys=True)})
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
         partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"The weights {path} can't be written: {error}.",
+            mend="Free space, or give a data home on another disk.",
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 
