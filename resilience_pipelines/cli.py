@@ -688,7 +688,7 @@ def dashboard(
 
 @app.command()
 def demo(
-    repeats: Annotated[int, typer.Option(help="Starts of each arm.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Starts of each arm; cold at most 2.")] = 3,
     fault_repeats: Annotated[int, typer.Option(help="Experiments of each fault.")] = 1,
     faults: Annotated[
         str, typer.Option(help="Faults, separated by commas; '' for all of the catalogue.")
