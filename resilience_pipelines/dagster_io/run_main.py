@@ -58,7 +58,7 @@ class Asked:
         """The configuration of `main_job`."""
         repeats: dict[str, dict[str, Any]] = {
             "snapshot_images": {},
-            # Cold starts take as long as all others together, and differ the least.
+            # Cold starts take as long as all others together.
             "startup_measurements": {
                 "repeats": self.repeats,
                 "cold_repeats": min(self.repeats, MOST_COLD_STARTS),
