@@ -13,6 +13,7 @@ import dagster as dg
 
 from assets.dashboard import dashboard
 from assets.faults import fault_runs
+from assets.releases import releases
 from assets.snapshots import snapshot_images
 from assets.startup import startup_measurements
 from assets.warehouse import marts, published_database, raw_tables
@@ -21,7 +22,7 @@ _WAREHOUSE = dg.AssetSelection.assets(raw_tables, marts, published_database, das
 
 main_job = dg.define_asset_job(
     "main_job",
-    selection=dg.AssetSelection.all(),
+    selection=dg.AssetSelection.all() - dg.AssetSelection.assets(releases),
     description="Everything, for this machine: its stack, a snapshot, start-up measurements and "
     "fault runs, then the warehouse, the published database and the dashboard.",
 )
@@ -57,6 +58,13 @@ refresh_dashboard = dg.define_asset_job(
     description="Write the dashboard from the published database.",
 )
 
+read_releases = dg.define_asset_job(
+    "read_releases",
+    selection=dg.AssetSelection.assets(releases),
+    description="Read the release feeds of drivers, engines and tools. Needs a way to them.",
+)
+
 JOBS = (
-    main_job, take_snapshot, measure_startup, inject_faults, refresh_warehouse, refresh_dashboard
+    main_job, take_snapshot, measure_startup, inject_faults, refresh_warehouse, refresh_dashboard,
+    read_releases,
 )  # fmt: skip

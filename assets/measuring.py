@@ -11,8 +11,9 @@ from typing import Protocol
 import dagster as dg
 
 from assets.partitions import worker_of
+from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.launcher import LocalLauncher
-from resilience_pipelines.dagster_io.stack_partitions import partition_of, read_machines
+from resilience_pipelines.dagster_io.stack_partitions import partition_of
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import parse_spec

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.jobs import main_job
+from assets.jobs import main_job, read_releases
+from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.dagster_io.stack_partitions import read_machines, register
+from resilience_pipelines.dagster_io.stack_partitions import register
 
 
 @dg.schedule(
@@ -33,4 +34,15 @@ def weekly_main(
         yield dg.RunRequest(partition_key=partition)
 
 
-SCHEDULES = (weekly_main,)
+daily_releases = dg.ScheduleDefinition(
+    name="daily_releases",
+    job=read_releases,
+    cron_schedule="30 5 * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+    description="Reads the release feeds every day at 05:30 UTC. Stopped until somebody starts it: "
+    "it leaves the machine for the projects' own pages, which many networks do not allow and some "
+    "have a mirror for.",
+)
+
+SCHEDULES = (weekly_main, daily_releases)

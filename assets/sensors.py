@@ -12,6 +12,7 @@ import dagster as dg
 from assets.jobs import refresh_warehouse
 from assets.partitions import HARDWARES, SOFTWARES
 from assets.warehouse import LANDING_DIGEST, RUNS_KEY, landing_digest
+from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import (
     GPU_POOL,
@@ -20,7 +21,6 @@ from resilience_pipelines.dagster_io.instance import (
     runs_in_pool,
 )
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.dagster_io.stack_partitions import read_machines
 
 
 @dg.sensor(

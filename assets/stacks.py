@@ -7,10 +7,11 @@ the dimensions of a stack (`resilience_pipelines.stack`).
 import dagster as dg
 
 from assets import groups
+from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.metadata import stack_table, table
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.dagster_io.stack_partitions import read_machines, register
+from resilience_pipelines.dagster_io.stack_partitions import register
 
 DESCRIPTION = """\
 What this machine is: every dimension of hardware and software that can change a result, for each

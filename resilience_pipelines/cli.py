@@ -510,16 +510,24 @@ def releases(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the releases of drivers, engines and tools that are known, newest first.
+    """List the releases of drivers, engines and tools, and how far each has come here.
+
+    A release is known from its feed, available once this machine has it, and measured once there
+    are published results with it.
 
     A mirror's address is set by RESILIENCE_FEED_<NAME>, e.g. RESILIENCE_FEED_DRIVER; it may be a
     file:// address. Exit code 1: a feed could not be read; what was known of it is listed.
     """
+    from resilience_pipelines.context import read_machines
     from resilience_pipelines.releases.catalogue import FEEDS
     from resilience_pipelines.releases.ledger import refresh as refresh_feed
     from resilience_pipelines.releases.ledger import remembered
+    from resilience_pipelines.releases.states import states_of
+    from resilience_pipelines.warehouse.stack_figures import measured_stacks
 
     data_home = open_home(home)
+    here = [machine.stack.model_dump() for machine in read_machines(data_home).values()]
+    measured = measured_stacks(data_home)
     failed = {}
     rows = []
     for name in feeds or list(FEEDS):
@@ -531,15 +539,16 @@ def releases(
                     refresh_feed(data_home, FEEDS[name])
                 except ResilienceError as error:
                     failed[name] = str(error)
+        known = remembered(data_home, name).releases
         rows += [
-            {"feed": name, **release.model_dump(mode="json")}
-            for release in remembered(data_home, name).releases
-            if prereleases or not release.prerelease
+            {"feed": name, "state": item.state.value, **item.release.model_dump(mode="json")}
+            for item in states_of(FEEDS[name], known, here, measured)
+            if prereleases or not item.release.prerelease
         ]
     if as_json:
         _print_json({"releases": rows, "failed": failed})
     else:
-        shown = ("feed", "version", "branch", "kind", "released", "withdrawn")
+        shown = ("feed", "version", "state", "branch", "kind", "released", "withdrawn")
         _print_rows([{key: row[key] for key in shown} for row in rows], False)
         for name, why in failed.items():
             err.print(f"[red]{name}[/]: {escape(why)}", soft_wrap=True)

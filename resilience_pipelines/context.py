@@ -113,6 +113,11 @@ def read_machine(worker: Worker, home: Home) -> MachineContext:
     return MachineContext(worker, stack, support, device, engine, why)
 
 
+def read_machines(home: Home) -> dict[str, MachineContext]:
+    """This machine as each worker that can run here sees it, by the worker's name."""
+    return {name: read_machine(make_worker(name, home), home) for name in workers_here()}
+
+
 @contextmanager
 def open_machine(worker: Worker, home: Home) -> Iterator[MachineContext]:
     """Look at this machine, and have what moves device state at work while the block runs."""

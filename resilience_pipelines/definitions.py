@@ -12,6 +12,7 @@ from assets.checks import CHECKS
 from assets.dashboard import dashboard
 from assets.faults import fault_runs
 from assets.jobs import JOBS
+from assets.releases import releases
 from assets.schedules import SCHEDULES
 from assets.sensors import SENSORS
 from assets.snapshots import snapshot_images
@@ -24,6 +25,7 @@ from resilience_pipelines.dagster_io.resources import HomeResource
 defs = dg.Definitions(
     assets=[
         stacks,
+        releases,
         snapshot_images,
         startup_measurements,
         fault_runs,

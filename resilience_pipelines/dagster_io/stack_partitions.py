@@ -11,17 +11,10 @@ from typing import Final
 import dagster as dg
 from dagster import DagsterInstance
 
-from resilience_pipelines.context import MachineContext, make_worker, read_machine, workers_here
-from resilience_pipelines.home import Home
 from resilience_pipelines.stack import Stack
 
 HARDWARE: Final = "hardware"
 SOFTWARE: Final = "software"
-
-
-def read_machines(home: Home) -> dict[str, MachineContext]:
-    """This machine as each worker sees it, by the worker's name."""
-    return {name: read_machine(make_worker(name, home), home) for name in workers_here()}
 
 
 def partition_of(stack: Stack) -> dg.MultiPartitionKey:

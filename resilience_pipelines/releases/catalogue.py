@@ -24,6 +24,7 @@ class Feed:
     Attributes:
         dimension: the dimension of a stack that its versions are values of; None where stacks do
             not name it.
+        engine: the engine whose stacks these are, where the dimension is of several.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Feed:
     dimension: str | None
     url: str
     parse: Callable[[bytes], list[Release]]
+    engine: str | None = None
 
     @property
     def address(self) -> str:
@@ -38,10 +40,11 @@ class Feed:
         return os.environ.get(MIRROR_VARIABLE + self.name.upper(), self.url)
 
 
-def _of_code_host(name: str, product: str, dimension: str | None, repository: str) -> Feed:
-    return Feed(
-        name, product, dimension, f"https://github.com/{repository}/releases.atom", parse_atom
-    )
+def _of_code_host(
+    name: str, product: str, dimension: str | None, repository: str, engine: str | None = None
+) -> Feed:
+    url = f"https://github.com/{repository}/releases.atom"
+    return Feed(name, product, dimension, url, parse_atom, engine)
 
 
 FEEDS: Final[Mapping[str, Feed]] = {
@@ -51,7 +54,7 @@ FEEDS: Final[Mapping[str, Feed]] = {
             "driver", "NVIDIA data-centre driver", "driver_version",
             "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json", parse_nvidia_drivers,
         ),
-        _of_code_host("vllm", "vLLM", "engine_version", "vllm-project/vllm"),
+        _of_code_host("vllm", "vLLM", "engine_version", "vllm-project/vllm", engine="vllm"),
         _of_code_host("torch", "PyTorch", "torch_version", "pytorch/pytorch"),
         _of_code_host("criu", "CRIU", "criu_version", "checkpoint-restore/criu"),
         _of_code_host("kubernetes", "Kubernetes", "kubernetes_version", "kubernetes/kubernetes"),

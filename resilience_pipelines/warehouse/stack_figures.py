@@ -46,6 +46,13 @@ def find_stack(home: Home, field: str, text: str) -> str:
     raise InputError(field, text, reason, mend=f"Choose from: {known or 'none yet'}.")
 
 
+def measured_stacks(home: Home) -> list[dict[str, Any]]:
+    """Every stack that there are published results of; none before the first publishing."""
+    if not home.published.is_file():
+        return []
+    return query(home, "from stacks order by stack_key").to_dicts()
+
+
 def differing_dimensions(home: Home, one: str, other: str) -> dict[str, tuple[object, object]]:
     """The dimensions in which two stacks differ: name -> the values of both.
 

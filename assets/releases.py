@@ -1,0 +1,116 @@
+"""The asset `releases`: which versions of drivers, engines and tools there are.
+
+What belongs here: the asset and its configuration. What does not: reading feeds and drawing states
+(`resilience_pipelines.releases`), and when they are read (`schedules`).
+"""
+
+import dagster as dg
+from pydantic import Field
+
+from assets import groups
+from resilience_pipelines.context import read_machines
+from resilience_pipelines.dagster_io.failures import failures
+from resilience_pipelines.dagster_io.metadata import table
+from resilience_pipelines.dagster_io.resources import HomeResource
+from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.home import Home
+from resilience_pipelines.releases.catalogue import FEEDS
+from resilience_pipelines.releases.ledger import refresh, remembered
+from resilience_pipelines.releases.states import ReleaseStatus, states_of
+from resilience_pipelines.warehouse.stack_figures import measured_stacks
+
+SHOWN = 12
+"""Releases of each feed that the table shows, the newest first; the rest is counted."""
+
+DESCRIPTION = """\
+The releases of NVIDIA's data-centre drivers, vLLM, PyTorch, CRIU, Kubernetes and Dynamo, from each
+project's own page of releases or a mirror (`RESILIENCE_FEED_<NAME>`), and how far each has come:
+
+| state | what it says |
+| --- | --- |
+| `known` | a feed lists it |
+| `available` | this machine has it, and nothing was measured with it yet |
+| `measured` | there are published results with it |
+
+A feed that can't be read is named in the metadata and changes nothing that is known.
+"""
+
+
+class ReleasesConfig(dg.Config):
+    """What to read."""
+
+    feeds: list[str] = Field(
+        default=sorted(FEEDS), description=f"Feeds to read: {', '.join(sorted(FEEDS))}."
+    )
+    prereleases: bool = Field(default=False, description="Show pre-releases too.")
+
+
+@dg.asset(
+    group_name=groups.MACHINE,
+    owners=[groups.OPERATORS],
+    kinds={"python"},
+    description=DESCRIPTION,
+    tags={"cost": "seconds"},
+)
+def releases(
+    context: dg.AssetExecutionContext, config: ReleasesConfig, home: HomeResource
+) -> dg.MaterializeResult[None]:
+    """Read the feeds, and say what is new."""
+    with failures():
+        data_home = home.open()
+        new, failed = _refresh(context, data_home, config.feeds)
+        found = _states(data_home, config.prereleases)
+    for version in new:
+        context.log.info(f"new release: {version}")
+    return dg.MaterializeResult(
+        metadata={
+            "new": dg.MetadataValue.int(len(new)),
+            "failed_feeds": dg.MetadataValue.json(failed),
+            **{f"releases_of_{name}": _table(states) for name, states in found.items() if states},
+        }
+    )
+
+
+def _refresh(
+    context: dg.AssetExecutionContext, home: Home, feeds: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    new: list[str] = []
+    failed: dict[str, str] = {}
+    for name in feeds:
+        if name not in FEEDS:
+            raise dg.Failure(
+                f"feeds: there is no feed {name!r}. Choose from {', '.join(sorted(FEEDS))}."
+            )
+        try:
+            new += [f"{name} {release.version}" for release in refresh(home, FEEDS[name]).new]
+        except ResilienceError as error:
+            # One project's page must not keep the others from being read.
+            context.log.warning(f"feed {name}: {error}")
+            failed[name] = str(error)
+    return new, failed
+
+
+def _states(home: Home, prereleases: bool) -> dict[str, list[ReleaseStatus]]:
+    here = [machine.stack.model_dump() for machine in read_machines(home).values()]
+    measured = measured_stacks(home)
+    return {
+        name: [
+            status
+            for status in states_of(feed, remembered(home, name).releases, here, measured)
+            if prereleases or not status.release.prerelease
+        ]
+        for name, feed in FEEDS.items()
+    }
+
+
+def _table(states: list[ReleaseStatus]) -> dg.TableMetadataValue:
+    return table(
+        {"version": "string", "state": "string", "released": "string", "branch": "string",
+         "withdrawn": "bool"},
+        [
+            (item.release.version, item.state.value,
+             item.release.released.isoformat() if item.release.released else None,
+             item.release.branch, item.release.withdrawn)
+            for item in states[:SHOWN]
+        ],
+    )  # fmt: skip
