@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience_pipelines.errors import StorageError
 from resilience_pipelines.records import Basis
 from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
 from resilience_pipelines.workers.reference import MODEL_NAME, VERSION, WEIGHTS_FORMAT
@@ -50,12 +51,23 @@ class ReferenceWorker:
         return self.cache / f"{WEIGHTS_FORMAT}-{self.seed}.safetensors"
 
     def prepare(self) -> None:
-        """Write the weights, once."""
+        """Write the weights, once.
+
+        Raises:
+            StorageError: they can't be written.
+        """
         # Imported here: NumPy and numba take long, and most callers never prepare a worker.
         from resilience_pipelines.workers.reference.weights import DEFAULT, write_weights
 
-        if not self.weights.exists():
+        if self.weights.exists():
+            return
+        try:
             write_weights(self.weights, DEFAULT, self.seed)
+        except OSError as error:
+            raise StorageError(
+                f"The weights {self.weights} can't be written: {error}.",
+                mend="Free space, or give a data home on another disk.",
+            ) from error
 
     def plan(self, port: int, cache: Path) -> LaunchPlan:
         """See `Worker.plan`. numba's compiled functions are the cache."""

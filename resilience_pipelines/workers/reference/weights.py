@@ -20,7 +20,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from resilience_pipelines.errors import StorageError
 from resilience_pipelines.workers.reference import WEIGHTS_FORMAT
 from resilience_pipelines.workers.reference.memory import Arena, Array
 from resilience_pipelines.workers.reference.tokenizer import SMALLEST_VOCABULARY
@@ -122,7 +121,7 @@ def write_weights(path: Path, shape: ModelShape, seed: int) -> None:
     """Make the weight file: the same bytes for the same shape and seed. Atomic.
 
     Raises:
-        StorageError: it could not be written; nothing is left behind.
+        OSError: it could not be written; nothing is left behind.
     """
     tensors = {
         name: _initial(name, size, np.random.default_rng([seed, index]))
@@ -137,11 +136,9 @@ def write_weights(path: Path, shape: ModelShape, seed: int) -> None:
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
         partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(
-            f"The weights {path} can't be written: {error}.",
-            mend="Free space, or give a data home on another disk.",
-        ) from error
+    except SafetensorError as error:
+        # The library's own for whatever went wrong while it wrote.
+        raise OSError(f"{path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
 
