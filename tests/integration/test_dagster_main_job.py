@@ -124,7 +124,8 @@ def test_the_main_job_makes_everything(main_job: MainJob) -> None:
         if event.is_step_failure
     ]
     made = {event.asset_key for event in main_job.result.get_asset_materialization_events()}
-    assert made == {spec.key for spec in load_definitions().resolve_all_asset_specs()}
+    feeds = {dg.AssetKey("releases")}  # read from the network, by a job of their own
+    assert made == {spec.key for spec in load_definitions().resolve_all_asset_specs()} - feeds
 
 
 def test_no_check_finds_an_error(main_job: MainJob) -> None:

@@ -140,10 +140,10 @@ def test_dg_dev_serves_assets_jobs_and_sensors(environment: dict[str, str]) -> N
     assert groups == {"machine", "measurements", "raw", "staging", "marts", "published"}
     [location] = found["repositoriesOrError"]["nodes"]
     assert location["location"]["name"] == "resilience_pipelines"
-    assert {"main_job", "measure_startup", "inject_faults", "refresh_warehouse"} <= {
+    assert {"main_job", "measure_startup", "inject_faults", "read_releases", "refresh_warehouse"} <= {
         job["name"] for job in location["pipelines"]
     }
     states = {item["name"]: item["sensorState"]["status"] for item in location["sensors"]}
     assert states == {"this_machine": "RUNNING", "new_landing_folders": "RUNNING"}
-    [schedule] = location["schedules"]
-    assert schedule["scheduleState"]["status"] == "STOPPED"
+    schedules = {item["name"]: item["scheduleState"]["status"] for item in location["schedules"]}
+    assert schedules == {"daily_releases": "STOPPED", "weekly_main": "STOPPED"}
