@@ -23,6 +23,7 @@ from dagster import AssetCheckSeverity
 from assets.faults import fault_runs
 from assets.snapshots import snapshot_images
 from assets.startup import startup_measurements
+from assets.warehouse import published_database
 from resilience_pipelines.dagster_io.instance import latest_materialization
 from resilience_pipelines.dagster_io.metadata import Cell, table
 from resilience_pipelines.dagster_io.resources import HomeResource
@@ -37,6 +38,8 @@ from resilience_pipelines.records import (
     Verdict,
 )
 from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.trends.comparison import UpgradeVerdict
+from resilience_pipelines.upgrades import newest_upgrades
 from resilience_pipelines.warehouse.landing import read_landing
 
 MAX_UNACCOUNTED: Final = 0.05
@@ -333,7 +336,43 @@ def image_intact(context: dg.AssetCheckExecutionContext, home: HomeResource) -> 
     return passed(f"Every file has the size and SHA-256 of the manifest: {', '.join(ids)}.")
 
 
+@dg.asset_check(
+    asset=published_database,
+    name="upgrades_safe",
+    description="Whether the newest upgrade of each machine, engine and model is safe: "
+    "`resilience upgrades` says the same, and the sensor `upgrade_verdicts` tells it.",
+)
+def upgrades_safe(home: HomeResource) -> dg.AssetCheckResult:
+    """Judge every newest upgrade that was measured."""
+    try:
+        found = newest_upgrades(home.open())
+    except ResilienceError as error:
+        return not_passed(ERROR, str(error))
+    if not found:
+        return passed("No machine was measured with two stacks yet: there is no upgrade to judge.")
+    details = table(
+        {"upgrade": "string", "verdict": "string", "reasons": "string"},
+        [
+            (item.title, item.comparison.verdict.value, "; ".join(item.comparison.reasons))
+            for item in found
+        ],
+    )
+    verdicts = [item.comparison.verdict for item in found]
+    unsafe = verdicts.count(UpgradeVerdict.NOT_SAFE)
+    if unsafe:
+        return not_passed(WARN, f"{unsafe} of {len(found)} upgrades are not safe.", details)
+    unknown = verdicts.count(UpgradeVerdict.NOT_ENOUGH_DATA)
+    if unknown:
+        return not_passed(WARN, f"{unknown} of {len(found)} lack data for a verdict.", details)
+    return dg.AssetCheckResult(
+        passed=True,
+        description="; ".join(item.title for item in found),
+        metadata={"details": details},
+    )
+
+
 CHECKS: Final = (
+    upgrades_safe,
     _record_check(snapshot_images, snapshot_taken),
     image_intact,
     _record_check(startup_measurements, every_arm_measured),

@@ -8,16 +8,15 @@ import dagster as dg
 from pydantic import Field
 
 from assets import groups
-from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.metadata import table
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.home import Home
+from resilience_pipelines.release_survey import statuses
 from resilience_pipelines.releases.catalogue import FEEDS
-from resilience_pipelines.releases.ledger import refresh, remembered
-from resilience_pipelines.releases.states import ReleaseStatus, states_of
-from resilience_pipelines.warehouse.stack_figures import measured_stacks
+from resilience_pipelines.releases.ledger import refresh
+from resilience_pipelines.releases.states import ReleaseStatus
 
 SHOWN = 12
 """Releases of each feed that the table shows, the newest first; the rest is counted."""
@@ -30,7 +29,13 @@ project's own page of releases or a mirror (`RESILIENCE_FEED_<NAME>`), and how f
 | --- | --- |
 | `known` | a feed lists it |
 | `available` | this machine has it, and nothing was measured with it yet |
+| `running` | a job measures it for the first time |
 | `measured` | there are published results with it |
+| `incompatible` | some way to start the worker, or every snapshot, failed each time |
+
+A release that is newer than what this machine or a measured one has becomes a software partition
+at once (sensor `new_releases`), and the suite of a stack that this machine has and nobody measured
+is requested once (sensor `unmeasured_stacks`). The mart `releases` holds the same states.
 
 A feed that can't be read is named in the metadata and changes nothing that is known.
 """
@@ -91,16 +96,11 @@ def _refresh(
 
 
 def _states(home: Home, prereleases: bool) -> dict[str, list[ReleaseStatus]]:
-    here = [machine.stack.model_dump() for machine in read_machines(home).values()]
-    measured = measured_stacks(home)
-    return {
-        name: [
-            status
-            for status in states_of(feed, remembered(home, name).releases, here, measured)
-            if prereleases or not status.release.prerelease
-        ]
-        for name, feed in FEEDS.items()
-    }
+    found: dict[str, list[ReleaseStatus]] = {name: [] for name in FEEDS}
+    for status in statuses(home):
+        if prereleases or not status.release.prerelease:
+            found[status.feed].append(status)
+    return found
 
 
 def _table(states: list[ReleaseStatus]) -> dg.TableMetadataValue:

@@ -3,15 +3,20 @@
 What belongs here: watching this machine and its landing zone. What does not: what is done about it
 (`jobs`).
 
-Both sensors are running from the start, because neither measures anything: one keeps the list of
-partitions true, the other brings into the warehouse what the command line or a pod has landed.
+Sensors that measure nothing are running from the start: they keep the list of partitions true,
+bring into the warehouse what the command line or a pod has landed, and tell what came out. The one
+that starts measurements is stopped until somebody starts it.
 """
+
+import json
+from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.jobs import refresh_warehouse
+from assets.jobs import main_job, refresh_warehouse
 from assets.partitions import HARDWARES, SOFTWARES
 from assets.warehouse import LANDING_DIGEST, RUNS_KEY, landing_digest
+from resilience_pipelines.alerts import channels, send
 from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import (
@@ -21,6 +26,16 @@ from resilience_pipelines.dagster_io.instance import (
     runs_in_pool,
 )
 from resilience_pipelines.dagster_io.resources import HomeResource
+from resilience_pipelines.dagster_io.stack_partitions import register
+from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.home import Home
+from resilience_pipelines.release_survey import survey, upgrades
+from resilience_pipelines.releases.candidates import release_of
+from resilience_pipelines.releases.catalogue import FEEDS
+from resilience_pipelines.releases.ledger import remembered
+from resilience_pipelines.stack import Stack
+from resilience_pipelines.trends.comparison import UpgradeVerdict
+from resilience_pipelines.upgrades import newest_upgrades
 
 
 @dg.sensor(
@@ -73,4 +88,97 @@ def new_landing_folders(
     return dg.RunRequest(run_key=digest)
 
 
-SENSORS = (this_machine, new_landing_folders)
+@dg.sensor(
+    minimum_interval_seconds=900,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Registers a software partition for each release that is newer than what this "
+    "machine or a measured one has, as soon as a feed was read that lists it: the stack that the "
+    "upgrade would make. Reads no feed and starts no run.",
+)
+def new_releases(context: dg.SensorEvaluationContext, home: HomeResource) -> dg.SensorResult:
+    """Register what is not registered yet."""
+    with failures():
+        known = {item.stack.software_label for item in upgrades(home.open())}
+    new = known - set(context.instance.get_dynamic_partitions(str(SOFTWARES.name)))
+    if new:
+        return dg.SensorResult(
+            dynamic_partitions_requests=[SOFTWARES.build_add_request(sorted(new))]
+        )
+    return dg.SensorResult(skip_reason="Every release that is known has its partition.")
+
+
+@dg.sensor(
+    job=main_job,
+    minimum_interval_seconds=300,
+    default_status=dg.DefaultSensorStatus.STOPPED,
+    description="Requests the main job for a stack that this machine has and nobody has measured, "
+    "e.g. after an upgrade, exactly once. Stopped until somebody starts it: it takes a whole GPU "
+    "and kills workers for minutes, and only the operator knows when that hurts nobody.",
+)
+def unmeasured_stacks(
+    context: dg.SensorEvaluationContext, home: HomeResource
+) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    """One run for each worker whose stack has no results."""
+    with failures():
+        data_home = home.open()
+        seen = survey(data_home)
+        new = [stack for stack in seen.here if stack not in seen.measured]
+        releases = {stack.key: _releases_on(data_home, stack) for stack in new}
+    if not new:
+        yield dg.SkipReason("Every stack of this machine was measured.")
+    for stack in new:
+        yield dg.RunRequest(
+            # Dagster never starts a second run for a key, whatever became of the first.
+            run_key=f"suite-{stack.key}",
+            partition_key=register(context.instance, stack),
+            tags={"resilience/stack": stack.key, "resilience/releases": releases[stack.key]},
+        )
+
+
+def _releases_on(home: Home, stack: Stack) -> str:
+    found = [
+        f"{name} {release.version}"
+        for name, feed in FEEDS.items()
+        if (release := release_of(feed, remembered(home, name).releases, stack)) is not None
+    ]
+    return ", ".join(found) or "none that a feed lists"
+
+
+@dg.sensor(
+    minimum_interval_seconds=60,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Tells the verdict on each new upgrade, once for each channel: "
+    "RESILIENCE_ALERT_WEBHOOK (JSON), RESILIENCE_ALERT_SLACK, and RESILIENCE_ALERT_EMAIL with "
+    "RESILIENCE_SMTP. What a channel did not take is tried again. Starts no run.",
+)
+def upgrade_verdicts(context: dg.SensorEvaluationContext, home: HomeResource) -> dg.SensorResult:
+    """Send what was not sent yet."""
+    names = channels()
+    if not names:
+        return dg.SensorResult(skip_reason="No channel is set: see this sensor's description.")
+    told: dict[str, str] = json.loads(context.cursor) if context.cursor else {}
+    with failures():
+        found = newest_upgrades(home.open())
+    failed = []
+    sent = 0
+    for upgrade in found:
+        verdict = upgrade.comparison.verdict
+        if verdict is UpgradeVerdict.NOT_ENOUGH_DATA:
+            continue
+        for name in names:
+            key = f"{name} {upgrade.before} {upgrade.after}"
+            if told.get(key) == verdict.value:
+                continue
+            try:
+                send(name, upgrade.alert())
+            except ResilienceError as error:
+                context.log.error(f"{name}: {error}")
+                failed.append(f"{name}: {error}")
+            else:
+                told[key] = verdict.value
+                sent += 1
+    reason = f"{sent} sent. {' '.join(failed)}".strip()
+    return dg.SensorResult(skip_reason=reason, cursor=json.dumps(told, sort_keys=True))
+
+
+SENSORS = (this_machine, new_releases, unmeasured_stacks, new_landing_folders, upgrade_verdicts)

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -436,6 +435,7 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Load new landing folders into the warehouse, each exactly once, and build the marts."""
+    from resilience_pipelines.release_survey import load_releases
     from resilience_pipelines.warehouse.load import load as load_landing
     from resilience_pipelines.warehouse.load import published_results
     from resilience_pipelines.warehouse.transform import build as build_marts
@@ -448,6 +448,7 @@ def load(
             )
     with _status("loading landing folders", as_json):
         report = load_landing(data_home, sources or [data_home.landing, *published_results()])
+        load_releases(data_home)
     if build:
         with _status("building marts with dbt", as_json):
             build_marts(data_home)
@@ -512,39 +513,35 @@ def releases(
 ) -> None:
     """List the releases of drivers, engines and tools, and how far each has come here.
 
-    A release is known from its feed, available once this machine has it, and measured once there
-    are published results with it.
+    A release is known from its feed, available once this machine has it, running while a job
+    measures it for the first time, and measured once there are published results with it; it is
+    incompatible if some way to start the worker, or every snapshot, failed each time.
 
     A mirror's address is set by RESILIENCE_FEED_<NAME>, e.g. RESILIENCE_FEED_DRIVER; it may be a
     file:// address. Exit code 1: a feed could not be read; what was known of it is listed.
     """
-    from resilience_pipelines.context import read_machines
+    from resilience_pipelines.release_survey import statuses
     from resilience_pipelines.releases.catalogue import FEEDS
     from resilience_pipelines.releases.ledger import refresh as refresh_feed
-    from resilience_pipelines.releases.ledger import remembered
-    from resilience_pipelines.releases.states import states_of
-    from resilience_pipelines.warehouse.stack_figures import measured_stacks
 
     data_home = open_home(home)
-    here = [machine.stack.model_dump() for machine in read_machines(data_home).values()]
-    measured = measured_stacks(data_home)
     failed = {}
-    rows = []
-    for name in feeds or list(FEEDS):
+    names = feeds or list(FEEDS)
+    for name in names:
         if name not in FEEDS:
             raise InputError("feeds", name, "no such feed", mend=f"Choose from {', '.join(FEEDS)}.")
-        if refresh:
+    if refresh:
+        for name in names:
             with _status(f"reading {FEEDS[name].product}", as_json):
                 try:
                     refresh_feed(data_home, FEEDS[name])
                 except ResilienceError as error:
                     failed[name] = str(error)
-        known = remembered(data_home, name).releases
-        rows += [
-            {"feed": name, "state": item.state.value, **item.release.model_dump(mode="json")}
-            for item in states_of(FEEDS[name], known, here, measured)
-            if prereleases or not item.release.prerelease
-        ]
+    rows = [
+        {"feed": item.feed, "state": item.state.value, **item.release.model_dump(mode="json")}
+        for item in statuses(data_home, names)
+        if prereleases or not item.release.prerelease
+    ]
     if as_json:
         _print_json({"releases": rows, "failed": failed})
     else:
@@ -603,9 +600,8 @@ def compare(
 
     Exit codes: 0 safe or safe_with_notes, 1 not_safe, 8 not_enough_data.
     """
-    from resilience_pipelines.trends.comparison import UpgradeVerdict
-    from resilience_pipelines.trends.comparison import compare as compare_figures
-    from resilience_pipelines.warehouse import stack_figures
+    from resilience_pipelines.upgrades import judge
+    from resilience_pipelines.warehouse.stack_figures import find_stack
 
     if not 0 <= max_slowdown < math.inf:
         raise InputError(
@@ -613,34 +609,66 @@ def compare(
             mend="0.2 stands for a fifth.",
         )  # fmt: skip
     data_home = open_home(home)
-    one = stack_figures.find_stack(data_home, "--from", before)
-    other = stack_figures.find_stack(data_home, "--to", after)
-    result = compare_figures(
-        stack_figures.read_figures(data_home, one),
-        stack_figures.read_figures(data_home, other),
+    upgrade = judge(
+        data_home,
+        find_stack(data_home, "--from", before),
+        find_stack(data_home, "--to", after),
         max_slowdown=max_slowdown,
-        snapshots_carry_over=stack_figures.snapshots_carry_over(data_home, one, other),
     )
-    differing = stack_figures.differing_dimensions(data_home, one, other)
     if as_json:
-        _print_json(
-            {
-                "from": one,
-                "to": other,
-                "verdict": result.verdict,
-                "reasons": result.reasons,
-                "differing_dimensions": {name: list(values) for name, values in differing.items()},
-                "figures": [
-                    asdict(item) | {"significant": item.significant, "relevant": item.relevant}
-                    for item in result.differences
-                ],
-            }
-        )
+        _print_json(upgrade.as_dict())
     else:
-        _show_comparison(result, differing)
-    code = {UpgradeVerdict.NOT_SAFE: 1, UpgradeVerdict.NOT_ENOUGH_DATA: 8}.get(result.verdict, 0)
+        _show_comparison(upgrade.comparison, upgrade.changed)
+    code = _verdict_code(upgrade.comparison.verdict)
     if code:
         raise typer.Exit(code)
+
+
+@app.command()
+def upgrades(
+    notify: Annotated[
+        bool, typer.Option(help="Send the verdicts to the channels that the environment names.")
+    ] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge the newest upgrade of each machine, engine and model that was measured.
+
+    Channels: RESILIENCE_ALERT_WEBHOOK (JSON), RESILIENCE_ALERT_SLACK, and RESILIENCE_ALERT_EMAIL
+    with RESILIENCE_SMTP. Exit codes: 1 if one is not_safe or could not be sent, else 0.
+    """
+    from resilience_pipelines.alerts import channels, send
+    from resilience_pipelines.trends.comparison import UpgradeVerdict
+    from resilience_pipelines.upgrades import newest_upgrades
+
+    found = newest_upgrades(open_home(home))
+    if as_json:
+        _print_json([upgrade.as_dict() for upgrade in found])
+    elif not found:
+        out.print("No machine was measured with two stacks yet.")
+    for upgrade in [] if as_json else found:
+        out.print(f"[bold]{escape(upgrade.title)}[/]", soft_wrap=True)
+        for reason in upgrade.comparison.reasons:
+            out.print(f"- {escape(reason)}", soft_wrap=True)
+    failed = False
+    if notify and not channels():
+        raise InputError(
+            "--notify", True, "the environment names no channel",
+            mend="Set RESILIENCE_ALERT_WEBHOOK, RESILIENCE_ALERT_SLACK or RESILIENCE_ALERT_EMAIL.",
+        )  # fmt: skip
+    for upgrade in found if notify else []:
+        for channel in channels():
+            try:
+                send(channel, upgrade.alert())
+            except ResilienceError as error:
+                failed = True
+                err.print(f"[red]{channel}[/]: {escape(str(error))}", soft_wrap=True)
+    if failed or any(item.comparison.verdict is UpgradeVerdict.NOT_SAFE for item in found):
+        raise typer.Exit(1)
+
+
+def _verdict_code(verdict: str) -> int:
+    return {"not_safe": 1, "not_enough_data": 8}.get(verdict, 0)
 
 
 def _show_comparison(result: Comparison, differing: Mapping[str, tuple[object, object]]) -> None:

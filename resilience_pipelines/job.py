@@ -48,6 +48,7 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     new_run_id,
 )
+from resilience_pipelines.running_jobs import FOLDERS, note_stack
 from resilience_pipelines.startup.benchmark import (
     BenchmarkContext,
     Progress,
@@ -93,12 +94,13 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
     worker = make_worker(spec.worker, home)
     run_id = new_run_id(spec.kind)
     started_at = datetime.now(UTC)
-    remove_orphans(home.work, "*-*-????????")
+    remove_orphans(home.work, FOLDERS)
     with ExitStack() as owner:
         work = owner.enter_context(owned_folder(home.work / run_id))
         evidence = work / "evidence"
         evidence.mkdir()
         machine = owner.enter_context(open_machine(worker, home))
+        note_stack(work, machine.stack)
         if machine.engine is not None:
             machine.engine.store.clean()
         telemetry = Telemetry(machine=owner.enter_context(gpu_telemetry()))

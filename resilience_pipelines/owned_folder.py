@@ -46,6 +46,11 @@ def remove_orphans(parent: Path, pattern: str) -> list[Path]:
     return removed
 
 
+def owned_by_the_living(parent: Path, pattern: str) -> list[Path]:
+    """The owned folders below `parent` whose owner is at work."""
+    return [folder for folder in sorted(parent.glob(pattern)) if _owner_lives(folder)]
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder, also while somebody else is removing it.
 
@@ -63,7 +68,7 @@ def remove_tree(folder: Path) -> None:
 def _owner_lives(folder: Path) -> bool:
     try:
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

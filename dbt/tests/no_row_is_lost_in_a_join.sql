@@ -8,6 +8,7 @@
     ('fault_detections', 'fault_detections'),
     ('fault_events', 'fault_events'),
     ('compatibility_trials', 'compatibility'),
+    ('releases', 'releases'),
     ('samples', 'samples'),
 ] %}
 select '{{ mart }}' as mart, made.rows_made, found.rows_found

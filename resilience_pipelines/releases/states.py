@@ -1,29 +1,51 @@
-"""How far each release has come on this machine: known, available, or measured.
+"""How far each release has come: known, available, running, measured or incompatible.
 
 What belongs here: drawing that from what is remembered of feeds, from this machine's stacks and
-from the stacks that were measured. What does not: making releases available, and measuring them.
+from the stacks that were measured. What does not: making releases available, measuring them, and
+gathering what is seen (`release_survey`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from resilience_pipelines.releases.catalogue import Feed
 from resilience_pipelines.releases.release import Release
+from resilience_pipelines.stack import Stack
 
 
 class ReleaseState(StrEnum):
-    """In the order in which a release goes through them."""
+    """In the order in which a release goes through them; the last two are ends."""
 
     KNOWN = "known"
     """A feed lists it."""
     AVAILABLE = "available"
     """This machine has it, and nothing was measured with it yet."""
+    RUNNING = "running"
+    """A job that measures it is at work, and nothing else was measured with it yet."""
     MEASURED = "measured"
     """There are results with it."""
+    INCOMPATIBLE = "incompatible"
+    """On every stack with it, some way to start the worker or every snapshot failed each time."""
+
+
+@dataclass(frozen=True)
+class SeenStacks:
+    """The stacks from which states are drawn.
+
+    Attributes:
+        here: what this machine has, one for each worker.
+        running: what jobs measure at this moment.
+        measured: what there are results of, failing ones too.
+        failing: the part of `measured` on which an arm, or every snapshot, failed each time.
+    """
+
+    here: tuple[Stack, ...] = ()
+    running: tuple[Stack, ...] = ()
+    measured: tuple[Stack, ...] = ()
+    failing: tuple[Stack, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,41 +57,34 @@ class ReleaseStatus:
     state: ReleaseState
 
 
-def states_of(
-    feed: Feed,
-    releases: Iterable[Release],
-    here: Iterable[Mapping[str, Any]],
-    measured: Iterable[Mapping[str, Any]],
-) -> list[ReleaseStatus]:
-    """The state of each release of a feed.
+def states_of(feed: Feed, releases: Iterable[Release], seen: SeenStacks) -> list[ReleaseStatus]:
+    """The state of each release of a feed, in the order in which they are given."""
+    here, running = _versions(feed, seen.here), _versions(feed, seen.running)
+    measured = _versions(feed, seen.measured)
+    well = _versions(feed, (stack for stack in seen.measured if stack not in seen.failing))
 
-    Args:
-        here: this machine's stacks, dimension -> value.
-        measured: stacks that there are results of, likewise.
-    """
-    on_machine, with_results = _versions(feed, here), _versions(feed, measured)
-    return [
-        ReleaseStatus(feed.name, release, _state(release.version, on_machine, with_results))
-        for release in releases
-    ]
+    def state(version: str) -> ReleaseState:
+        if version in measured:
+            return ReleaseState.MEASURED if version in well else ReleaseState.INCOMPATIBLE
+        if version in running:
+            return ReleaseState.RUNNING
+        return ReleaseState.AVAILABLE if version in here else ReleaseState.KNOWN
+
+    return [ReleaseStatus(feed.name, release, state(release.version)) for release in releases]
 
 
-def _state(version: str, on_machine: set[str], with_results: set[str]) -> ReleaseState:
-    if version in with_results:
-        return ReleaseState.MEASURED
-    return ReleaseState.AVAILABLE if version in on_machine else ReleaseState.KNOWN
-
-
-def _versions(feed: Feed, stacks: Iterable[Mapping[str, Any]]) -> set[str]:
-    if feed.dimension is None:
-        return set()
-    return {
-        _public(str(stack[feed.dimension]))
-        for stack in stacks
-        if stack[feed.dimension] is not None and feed.engine in (None, stack["engine"])
-    }
-
-
-def _public(version: str) -> str:
+def public_version(version: str) -> str:
     """Without a local part: `2.11.0` of the build `2.11.0+cu130`."""
     return version.partition("+")[0]
+
+
+def version_on(feed: Feed, stack: Stack) -> str | None:
+    """The version of a feed's product that a stack has; None where it has or names none."""
+    if feed.dimension is None or feed.engine not in (None, stack.engine):
+        return None
+    value = getattr(stack, feed.dimension)
+    return None if value is None else public_version(value)
+
+
+def _versions(feed: Feed, stacks: Iterable[Stack]) -> set[str]:
+    return {version for stack in stacks if (version := version_on(feed, stack)) is not None}

@@ -248,6 +248,25 @@ create table raw.compatibility (
 );
 """,
     ),
+    Migration(
+        3,
+        "releases that feeds list",
+        """
+create table raw.releases (
+    feed varchar not null,
+    product varchar not null,
+    version varchar not null,
+    state varchar not null,
+    branch varchar,
+    kind varchar,
+    released date,
+    prerelease boolean not null,
+    withdrawn boolean not null,
+    checked_at timestamptz,
+    primary key (feed, version)
+);
+""",
+    ),
 )
 
 RECORD_TABLES: Final = (

@@ -14,6 +14,7 @@ import polars as pl
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home
 from resilience_pipelines.records import Basis
+from resilience_pipelines.stack import Stack
 from resilience_pipelines.trends.comparison import FaultTally, Series, StackFigures
 from resilience_pipelines.warehouse.query import query
 
@@ -46,11 +47,30 @@ def find_stack(home: Home, field: str, text: str) -> str:
     raise InputError(field, text, reason, mend=f"Choose from: {known or 'none yet'}.")
 
 
-def measured_stacks(home: Home) -> list[dict[str, Any]]:
+def measured_stacks(home: Home) -> list[Stack]:
     """Every stack that there are published results of; none before the first publishing."""
+    return _stacks(home, "from stacks order by last_measured_at desc, stack_key")
+
+
+def failing_stacks(home: Home) -> list[Stack]:
+    """Those of them on which an arm, or every snapshot, failed each time."""
+    return _stacks(
+        home,
+        "from stacks where stack_key in ("
+        "select stack_key from startup_measurements where result <> 'unsupported' "
+        "group by stack_key, arm having not bool_or(result in ('right', 'not_checked')) "
+        "union select stack_key from snapshots where outcome <> 'unsupported' "
+        "group by stack_key having not bool_or(outcome = 'ok')) order by stack_key",
+    )
+
+
+def _stacks(home: Home, sql: str) -> list[Stack]:
     if not home.published.is_file():
         return []
-    return query(home, "from stacks order by stack_key").to_dicts()
+    return [
+        Stack.model_validate({name: row[name] for name in Stack.model_fields})
+        for row in query(home, sql).iter_rows(named=True)
+    ]
 
 
 def differing_dimensions(home: Home, one: str, other: str) -> dict[str, tuple[object, object]]:

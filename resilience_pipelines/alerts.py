@@ -1,0 +1,167 @@
+"""Telling somebody: webhooks, Slack, e-mail.
+
+What belongs here: the channels that the environment names, and sending one text through one of
+them. What does not: when something is worth telling (`upgrades`, `assets.sensors`).
+
+Addresses of webhooks and the password of a mail server are secrets: they are read from the
+environment when something is sent, and no message of this module holds one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import smtplib
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import EmailMessage
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from resilience_pipelines.errors import InputError, ResilienceError
+
+WEBHOOK: Final = "RESILIENCE_ALERT_WEBHOOK"
+"""An address that gets the whole alert as JSON."""
+SLACK: Final = "RESILIENCE_ALERT_SLACK"
+"""An address of a Slack incoming webhook, or of anything that takes its form."""
+EMAIL: Final = "RESILIENCE_ALERT_EMAIL"
+"""Addresses that get a mail, separated by commas; needs the mail server too."""
+SMTP: Final = "RESILIENCE_SMTP"
+"""`smtp://user:password@host:587` (with STARTTLS where the server has it) or `smtps://...:465`."""
+
+TIMEOUT_S: Final = 10.0
+
+
+class AlertError(ResilienceError):
+    """An alert could not be sent; names the channel, never its address."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What is told.
+
+    Attributes:
+        title: one line.
+        lines: what a person should know besides.
+        data: everything, ready for JSON.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    data: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Title and lines as a person reads them."""
+        return "\n".join((self.title, *(f"- {line}" for line in self.lines)))
+
+
+def channels() -> tuple[str, ...]:
+    """The channels that the environment names: `webhook`, `slack`, `email`."""
+    return tuple(name for name, (variable, _) in _CHANNELS.items() if os.environ.get(variable))
+
+
+def send(channel: str, alert: Alert) -> None:
+    """Send an alert through one channel.
+
+    Raises:
+        InputError: the channel's setting is none that can be used.
+        AlertError: it did not take the alert.
+    """
+    variable, deliver = _CHANNELS[channel]
+    deliver(variable, os.environ.get(variable, ""), alert)
+
+
+def _post_alert(variable: str, address: str, alert: Alert) -> None:
+    body = {"title": alert.title, "reasons": list(alert.lines), **alert.data}
+    _post(variable, address, body)
+
+
+def _post_slack(variable: str, address: str, alert: Alert) -> None:
+    # Slack's own form of emphasis and links can't be made by a label: these three are its syntax.
+    text = alert.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    _post(variable, address, {"text": text})
+
+
+def _post(variable: str, address: str, body: Mapping[str, Any]) -> None:
+    _require_http(variable, address)
+    try:
+        # No redirects: where it goes was decided by whoever set the address.
+        answer = httpx.post(address, json=body, timeout=TIMEOUT_S, follow_redirects=False)
+    except httpx.HTTPError as error:
+        raise AlertError(
+            f"The address in {variable} did not answer ({type(error).__name__}).",
+            mend="Check the address and the way to it; it is tried again.",
+        ) from None  # the library's own message holds the address
+    if not answer.is_success:
+        raise AlertError(
+            f"The address in {variable} answered with status {answer.status_code}.",
+            mend="Check that the webhook still exists; it is tried again.",
+        )
+
+
+def _require_http(variable: str, address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(
+            variable, "(not shown)", "it is no http:// or https:// address",
+            mend="Give the whole address of the webhook.",
+        )  # fmt: skip
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
+    except OSError:
+        return  # the request itself says that it has no address
+    if any(ipaddress.ip_address(item[4][0]).is_link_local for item in found):
+        raise InputError(
+            variable, "(not shown)", "it leads to a link-local address, where clouds keep the "
+            "credentials of machines",
+            mend="Give the address of a webhook.",
+        )  # fmt: skip
+
+
+def _mail(variable: str, addresses: str, alert: Alert) -> None:
+    server = urlsplit(os.environ.get(SMTP, ""))
+    if server.scheme not in ("smtp", "smtps") or not server.hostname:
+        raise InputError(
+            SMTP, "(not shown)", f"{variable} is set, and this is no smtp:// or smtps:// address",
+            mend="Give smtp://user:password@host:587.",
+        )  # fmt: skip
+    message = EmailMessage()
+    recipients = [part.strip() for part in addresses.split(",") if part.strip()]
+    message["Subject"] = " ".join(alert.title.split())
+    message["From"] = unquote(server.username or "") or recipients[0]
+    message["To"] = ", ".join(recipients)
+    message.set_content(alert.text)
+    try:
+        with _connect(server.scheme, server.hostname, server.port) as connection:
+            if server.username:
+                connection.login(unquote(server.username), unquote(server.password or ""))
+            connection.send_message(message)
+    except (OSError, smtplib.SMTPException) as error:
+        raise AlertError(
+            f"The mail server in {SMTP} did not take the mail ({type(error).__name__}).",
+            mend="Check the server, the user and the password; it is tried again.",
+        ) from None  # an answer of the server can repeat what was sent to it
+
+
+def _connect(scheme: str, host: str, port: int | None) -> smtplib.SMTP:
+    context = ssl.create_default_context()
+    if scheme == "smtps":
+        return smtplib.SMTP_SSL(host, port or 465, timeout=TIMEOUT_S, context=context)
+    connection = smtplib.SMTP(host, port or 587, timeout=TIMEOUT_S)
+    connection.ehlo()
+    if connection.has_extn("starttls"):
+        connection.starttls(context=context)
+        connection.ehlo()
+    return connection
+
+
+_CHANNELS: Final[Mapping[str, tuple[str, Callable[[str, str, Alert], None]]]] = {
+    "webhook": (WEBHOOK, _post_alert),
+    "slack": (SLACK, _post_slack),
+    "email": (EMAIL, _mail),
+}

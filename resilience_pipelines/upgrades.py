@@ -1,0 +1,123 @@
+"""Upgrades that were measured: which they are, and the verdict on each.
+
+What belongs here: pairing stacks and putting their figures side by side. What does not: drawing the
+verdict (`trends.comparison`), reading figures (`warehouse.stack_figures`), and telling somebody
+(`alerts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from resilience_pipelines.alerts import Alert
+from resilience_pipelines.home import Home
+from resilience_pipelines.trends.comparison import Comparison, UpgradeVerdict, compare
+from resilience_pipelines.warehouse import stack_figures
+from resilience_pipelines.warehouse.query import query
+
+MAX_SLOWDOWN: Final = 0.2
+"""Relevant slowdowns up to this fraction are notes, above it an upgrade is not safe."""
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """Two stacks of one machine, engine and model, and the verdict on going to the second.
+
+    Attributes:
+        before, after: keys of the stacks.
+        changed: the dimensions that differ -> their values on both.
+    """
+
+    before: str
+    after: str
+    hardware_label: str
+    before_label: str
+    after_label: str
+    changed: Mapping[str, tuple[object, object]]
+    comparison: Comparison
+
+    @property
+    def title(self) -> str:
+        """The verdict and what it is about, in one line."""
+        changes = ", ".join(f"{name} {old} to {new}" for name, (old, new) in self.changed.items())
+        return f"{words(self.comparison.verdict)}: {changes} on {self.hardware_label}"
+
+    def alert(self) -> Alert:
+        """The verdict as it is told."""
+        return Alert(f"Upgrade {self.title}", self.comparison.reasons, self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {
+            "title": self.title,
+            "from": self.before,
+            "to": self.after,
+            "hardware_label": self.hardware_label,
+            "from_label": self.before_label,
+            "to_label": self.after_label,
+            "verdict": self.comparison.verdict,
+            "reasons": self.comparison.reasons,
+            "differing_dimensions": {name: list(pair) for name, pair in self.changed.items()},
+            "figures": [
+                asdict(item) | {"significant": item.significant, "relevant": item.relevant}
+                for item in self.comparison.differences
+            ],
+        }
+
+
+def words(verdict: UpgradeVerdict) -> str:
+    """A verdict as a person writes it."""
+    return verdict.value.replace("_", " ")
+
+
+def judge(home: Home, before: str, after: str, *, max_slowdown: float = MAX_SLOWDOWN) -> Upgrade:
+    """Put two measured stacks side by side.
+
+    Args:
+        before, after: keys as `stack_figures.find_stack` gives them.
+    """
+    labels = {
+        row["stack_key"]: row
+        for row in query(
+            home,
+            "select stack_key, hardware_label, software_label from stacks "
+            "where stack_key in (?, ?)",
+            [before, after],
+        ).iter_rows(named=True)
+    }
+    return Upgrade(
+        before=before,
+        after=after,
+        hardware_label=labels[after]["hardware_label"],
+        before_label=labels[before]["software_label"],
+        after_label=labels[after]["software_label"],
+        changed=stack_figures.differing_dimensions(home, before, after),
+        comparison=compare(
+            stack_figures.read_figures(home, before),
+            stack_figures.read_figures(home, after),
+            max_slowdown=max_slowdown,
+            snapshots_carry_over=stack_figures.snapshots_carry_over(home, before, after),
+        ),
+    )
+
+
+def newest_upgrades(home: Home) -> list[Upgrade]:
+    """The newest upgrade of each machine, engine and model: its newest stack and the one before.
+
+    Which stack is newer is told by when it was measured first: measuring an old one again is no
+    upgrade. Empty before the first publishing, and where everything has but one stack.
+    """
+    if not home.published.is_file():
+        return []
+    pairs = query(
+        home,
+        "select lag(stack_key) over series as before, stack_key as after from stacks "
+        "window series as (partition by hardware_key, engine, model "
+        "order by first_measured_at, stack_key) "
+        "qualify before is not null and row_number() over "
+        "(partition by hardware_key, engine, model order by first_measured_at desc, "
+        "stack_key desc) = 1 order by after",
+    )
+    return [judge(home, before, after) for before, after in pairs.iter_rows()]
