@@ -178,6 +178,7 @@ def test_checks_of_what_was_measured_are_these(defs: dg.Definitions) -> None:
         "fault_runs: answers_survive",
         "fault_runs: rollback_proved",
         "fault_runs: worker_withstood",
+        "published_database: upgrades_safe",
     }
 
 
@@ -211,10 +212,13 @@ def test_nothing_measures_until_an_operator_says_so(defs: dg.Definitions) -> Non
     schedule = defs.resolve_schedule_def("weekly_main")
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     assert schedule.job_name == "main_job"
-    for name in ("this_machine", "new_landing_folders"):
+    for name in ("this_machine", "new_releases", "new_landing_folders", "upgrade_verdicts"):
         sensor = defs.resolve_sensor_def(name)
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
         assert not sensor.has_jobs or sensor.job_name == "refresh_warehouse"
+    measuring = defs.resolve_sensor_def("unmeasured_stacks")
+    assert measuring.default_status is dg.DefaultSensorStatus.STOPPED
+    assert measuring.job_name == "main_job"
 
 
 def test_configuration_left_alone_asks_for_what_the_command_line_asks_for() -> None:

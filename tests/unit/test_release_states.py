@@ -11,46 +11,87 @@ import pytest
 from assets.releases import releases
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.releases.candidates import candidates, release_of
 from resilience_pipelines.releases.catalogue import FEEDS
 from resilience_pipelines.releases.ledger import remembered
 from resilience_pipelines.releases.release import Release
-from resilience_pipelines.releases.states import ReleaseState, states_of
+from resilience_pipelines.releases.states import ReleaseState, SeenStacks, states_of
+from resilience_pipelines.stack import Stack
 from tests.factories import make_stack
 
 DATA = Path(__file__).parent / "data" / "feeds"
 
 
-def stack(**dimensions: Any) -> dict[str, Any]:
-    return make_stack(**dimensions).model_dump()
-
-
-def states(feed: str, *versions: str, here: list[Any], measured: list[Any]) -> list[ReleaseState]:
+def states(feed: str, *versions: str, **seen: list[Stack]) -> list[ReleaseState]:
     listed = [Release(version=version) for version in versions]
-    return [item.state for item in states_of(FEEDS[feed], listed, here, measured)]
+    stacks = SeenStacks(**{name: tuple(found) for name, found in seen.items()})
+    return [item.state for item in states_of(FEEDS[feed], listed, stacks)]
 
 
 def test_a_release_is_known_then_available_then_measured() -> None:
-    old, new = stack(driver_version="570.1"), stack(driver_version="580.1")
+    old, new = make_stack(driver_version="570.1"), make_stack(driver_version="580.1")
     assert states("driver", "590.1", "580.1", "570.1", here=[new], measured=[old]) == [
         ReleaseState.KNOWN, ReleaseState.AVAILABLE, ReleaseState.MEASURED,
     ]  # fmt: skip
     assert states("driver", "580.1", here=[new], measured=[old, new]) == [ReleaseState.MEASURED]
 
 
+def test_a_release_runs_until_there_are_results_with_it() -> None:
+    new = make_stack(driver_version="580.1")
+    assert states("driver", "580.1", here=[new], running=[new]) == [ReleaseState.RUNNING]
+    found = states("driver", "580.1", here=[new], running=[new], measured=[new])
+    assert found == [ReleaseState.MEASURED]
+
+
+def test_a_release_is_incompatible_where_every_stack_with_it_fails() -> None:
+    one = make_stack(driver_version="580.1")
+    other = make_stack(driver_version="580.1", kernel_version="6.2.0")
+    assert states("driver", "580.1", measured=[one, other], failing=[one]) == [
+        ReleaseState.MEASURED
+    ]
+    assert states("driver", "580.1", measured=[one, other], failing=[one, other]) == [
+        ReleaseState.INCOMPATIBLE
+    ]
+
+
+def test_an_upgrade_is_what_a_stack_has_with_one_newer_version() -> None:
+    base = make_stack(criu_version="4.2.1")
+    listed = [
+        Release(version="4.10"),
+        Release(version="4.3", withdrawn=True),
+        Release(version="4.4rc1", prerelease=True),
+        Release(version="4.2.1"),
+        Release(version="4.2"),
+    ]
+    (found,) = candidates(FEEDS["criu"], listed, [base, make_stack(criu_version=None)])
+    assert found.stack == make_stack(criu_version="4.10")
+    assert candidates(FEEDS["vllm"], listed, [base]) == []
+    assert candidates(FEEDS["dynamo"], listed, [base]) == []
+
+
+def test_the_release_that_a_stack_has_is_found_among_those_of_its_feed() -> None:
+    listed = [Release(version="2.11.0"), Release(version="2.10.0")]
+    assert release_of(FEEDS["torch"], listed, make_stack(torch_version="2.11.0+cu130")) == listed[0]
+    assert release_of(FEEDS["torch"], listed, make_stack(torch_version="2.9")) is None
+    assert release_of(FEEDS["dynamo"], listed, make_stack()) is None
+
+
 def test_a_version_of_another_engine_is_not_one_of_vllm() -> None:
-    other = stack(engine="reference", engine_version="0.24.0")
-    vllm = stack(engine="vllm", engine_version="0.24.0")
+    other = make_stack(engine="reference", engine_version="0.24.0")
+    vllm = make_stack(engine="vllm", engine_version="0.24.0")
     assert states("vllm", "0.24.0", here=[other], measured=[other]) == [ReleaseState.KNOWN]
     assert states("vllm", "0.24.0", here=[vllm], measured=[]) == [ReleaseState.AVAILABLE]
 
 
 def test_a_build_of_a_release_is_that_release() -> None:
-    build = stack(torch_version="2.11.0+cu130")
+    build = make_stack(torch_version="2.11.0+cu130")
     assert states("torch", "2.11.0", here=[build], measured=[]) == [ReleaseState.AVAILABLE]
 
 
 def test_a_product_that_stacks_do_not_name_stays_known() -> None:
-    assert states("dynamo", "1.0", here=[stack()], measured=[stack()]) == [ReleaseState.KNOWN]
+    assert states("dynamo", "1.0", here=[make_stack()], measured=[make_stack()]) == [
+        ReleaseState.KNOWN
+    ]
 
 
 # The asset, with feeds from files.
@@ -62,7 +103,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         monkeypatch.setenv(f"RESILIENCE_FEED_{name.upper()}", (tmp_path / "none").as_uri())
     monkeypatch.setenv("RESILIENCE_FEED_DRIVER", (DATA / "drivers.json").as_uri())
     monkeypatch.setenv("RESILIENCE_FEED_VLLM", (DATA / "vllm.atom").as_uri())
-    monkeypatch.setattr("assets.releases.read_machines", lambda home: {})
+    monkeypatch.setattr("resilience_pipelines.release_survey.read_machines", lambda home: {})
     return open_home(tmp_path / "home")
 
 
