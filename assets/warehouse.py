@@ -23,7 +23,7 @@ from resilience_pipelines.dagster_io.instance import WAREHOUSE_POOL
 from resilience_pipelines.dagster_io.metadata import frame_table, row_counts, table
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.home import Home, open_home
-from resilience_pipelines.release_survey import load_releases
+from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.warehouse.landing import find_landings
 from resilience_pipelines.warehouse.load import load, published_results
 from resilience_pipelines.warehouse.publish import publish
@@ -105,7 +105,7 @@ def raw_tables(config: LoadConfig, home: HomeResource) -> Iterator[dg.Materializ
         digest = landing_digest(data_home)
         sources = [data_home.landing, *(published_results() if config.published_results else ())]
         report = load(data_home, sources)
-        load_releases(data_home)
+        load_side_tables(data_home)
         rows = row_counts(data_home, groups.LANDED)
     facts: dict[str, Any] = {
         "loaded": len(report.loaded),

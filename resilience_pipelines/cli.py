@@ -435,7 +435,7 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Load new landing folders into the warehouse, each exactly once, and build the marts."""
-    from resilience_pipelines.release_survey import load_releases
+    from resilience_pipelines.side_tables import load_side_tables
     from resilience_pipelines.warehouse.load import load as load_landing
     from resilience_pipelines.warehouse.load import published_results
     from resilience_pipelines.warehouse.transform import build as build_marts
@@ -448,7 +448,7 @@ def load(
             )
     with _status("loading landing folders", as_json):
         report = load_landing(data_home, sources or [data_home.landing, *published_results()])
-        load_releases(data_home)
+        load_side_tables(data_home)
     if build:
         with _status("building marts with dbt", as_json):
             build_marts(data_home)
@@ -554,30 +554,180 @@ def releases(
 
 
 @app.command()
-def trends(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the changes of level in start-up times, and what changed in the stack there."""
+def trends(
+    muted: Annotated[bool, typer.Option(help="List muted changes too.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the changes of level in start-up times, and what changed in the stack there.
+
+    `resilience decide` accepts, mutes or annotates one.
+    """
     from resilience_pipelines.warehouse.query import query as ask
 
     rows = ask(
         open_home(home),
-        "select changed_at, worker, basis, hardware_label, model, arm, variant, before_median_s, "
+        "select change_id, changed_at, worker, basis, hardware_label, model, arm, variant, "
+        "before_median_s, "
         "after_median_s, change_fraction, change_low, change_high, n_before, n_after, significant, "
-        "relevant, attribution, candidate_dimensions, previous_stack_key, stack_key "
-        "from change_points order by changed_at desc, arm, variant",
+        "relevant, attribution, candidate_dimensions, previous_stack_key, stack_key, decision, "
+        "decision_note, decided_by, decided_at from change_points "
+        "where ? or decision is distinct from 'muted' order by changed_at desc, arm, variant",
+        [muted],
     ).to_dicts()
     if as_json:
         _print_json(rows)
         return
     shown = [
         {
-            "changed_at": f"{row['changed_at']:%Y-%m-%d %H:%M}",
+            "change": row["change_id"],
+            "at": f"{row['changed_at']:%Y-%m-%d %H:%M}",
             "worker": f"{row['worker']} ({row['basis']})",
             "arm": " ".join(filter(None, (row["arm"], row["variant"]))),
-            "change": _percent(row["change_fraction"]),
+            "by": _percent(row["change_fraction"]),
             "95 %": f"{_percent(row['change_low'])} to {_percent(row['change_high'])}",
             "n": f"{row['n_before']}, {row['n_after']}",
             "relevant": {True: "yes", False: "no", None: "not known"}[row["relevant"]],
             "what changed": ", ".join(row["candidate_dimensions"]) or "nothing known",
+            "decision": " ".join(filter(None, (row["decision"], row["decision_note"]))),
+        }
+        for row in rows
+    ]
+    _print_rows(shown, False)
+
+
+@app.command()
+def decide(
+    change: Annotated[str, typer.Argument(help="The change, as `resilience trends` names it.")],
+    choice: Annotated[
+        str,
+        typer.Argument(
+            help="accepted: wanted, no longer speaks against an upgrade. muted: not listed any "
+            "more either. noted: a note, counts as before."
+        ),
+    ],
+    note: Annotated[str, typer.Option(help="Why, or what else one should know.")] = "",
+    by: Annotated[str | None, typer.Option(help="Who decides; this user by default.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Accept, mute or annotate a change of level. The newest decision on a change counts."""
+    import getpass
+
+    from pydantic import ValidationError
+
+    from resilience_pipelines.trends.decisions import Choice
+    from resilience_pipelines.trends.decisions import decide as keep_decision
+    from resilience_pipelines.warehouse.query import query as ask
+
+    data_home = open_home(home)
+    choices = [item.value for item in Choice]
+    if choice not in choices:
+        raise InputError(
+            "choice", choice, "no such choice", mend=f"Choose from {', '.join(choices)}."
+        )
+    known = ask(data_home, "select change_id from change_points order by all")["change_id"]
+    if change not in known:
+        raise InputError(
+            "change", change, "no change is named so",
+            mend="`resilience trends --muted` lists them.",
+        )  # fmt: skip
+    try:
+        decision = keep_decision(data_home, change, Choice(choice), note, by or getpass.getuser())
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            str(first["loc"][0]), str(first["input"])[:100], first["msg"], mend="Shorten it."
+        ) from error
+    if as_json:
+        _print_json(decision.model_dump(mode="json"))
+    else:
+        out.print(f"{decision.change_id} is {decision.decision.value}")
+        out.print("next: resilience load && resilience publish")
+
+
+@app.command(name="import")
+def import_baselines(
+    file: Annotated[Path, typer.Argument(help="The file that holds the figures.")],
+    file_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="table (CSV whose columns are source, product, figure, value, unit, ...), "
+            "vllm-bench-startup, nccl-tests (-J), nvbandwidth (-j).",
+        ),
+    ],
+    source: Annotated[str | None, typer.Option(help="Who published it; the file's name.")] = None,
+    url: Annotated[str | None, typer.Option(help="Where it can be read again.")] = None,
+    fact: Annotated[
+        list[str] | None,
+        typer.Option(help="What the file does not say, e.g. gpu_sku='NVIDIA H200'; repeatable."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import figures that others published, to stand beside one's own.
+
+    A file is taken as a whole or not at all, and each figure once, however often it is imported.
+    """
+    from resilience_pipelines.baselines.baseline import Baseline
+    from resilience_pipelines.baselines.formats import FORMATS, Origin
+    from resilience_pipelines.baselines.keep import keep
+
+    if file_format not in FORMATS:
+        raise InputError(
+            "--format", file_format, "no such format", mend=f"Choose from {', '.join(FORMATS)}."
+        )
+    facts = {}
+    for item in fact or []:
+        name, equals, value = item.partition("=")
+        if not equals or name not in Baseline.model_fields:
+            raise InputError(
+                "--fact", item, "it has to be FIELD=VALUE",
+                mend=f"Fields: {', '.join(Baseline.model_fields)}.",
+            )  # fmt: skip
+        facts[name] = value
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            "FILE", str(file), f"it can't be read ({error.strerror})", mend="Give a readable file."
+        ) from error
+    found = FORMATS[file_format](content, Origin(source or file.name, url, facts))
+    _, new = keep(open_home(home), found)
+    if as_json:
+        _print_json({"figures": len(found), "new": new})
+    else:
+        out.print(f"{len(found)} figures, {new} of them new")
+        out.print("next: resilience load && resilience publish")
+
+
+@app.command()
+def baselines(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the figures that others published, with one's own beside them where there is one.
+
+    One's own is the newest measured of the same engine, model's shape and arm; hardware and
+    versions may differ, so that a difference is no verdict.
+    """
+    from resilience_pipelines.warehouse.query import query as ask
+
+    rows = ask(
+        open_home(home),
+        "from baselines order by product, model, arm nulls last, figure, source, baseline_id",
+    ).to_dicts()
+    if as_json:
+        _print_json(rows)
+        return
+    shown = [
+        {
+            "product": row["product"],
+            "figure": row["figure"],
+            "model": row["model"],
+            "value": f"{row['value']:g} {row['unit']}",
+            "on": " ".join(filter(None, (row["gpu_sku"], row["engine_version"]))) or "not said",
+            "own": (f"{row['own_median_s']:.2f} s (n = {row['own_n']})" if row["own_n"] else "-"),
+            "own on": row["own_hardware_label"] or "-",
+            "source": row["source"],
         }
         for row in rows
     ]

@@ -16,7 +16,7 @@ from resilience_pipelines.releases.ledger import remembered
 from resilience_pipelines.releases.states import ReleaseStatus, SeenStacks, states_of
 from resilience_pipelines.running_jobs import running_stacks
 from resilience_pipelines.stack import Stack
-from resilience_pipelines.warehouse.release_table import ReleaseRow, replace_releases
+from resilience_pipelines.warehouse.side_tables import MakeRows, ReleaseRow
 from resilience_pipelines.warehouse.stack_figures import failing_stacks, measured_stacks
 
 
@@ -44,12 +44,11 @@ def statuses(home: Home, feeds: Collection[str] = tuple(FEEDS)) -> list[ReleaseS
     ]
 
 
-def load_releases(home: Home) -> None:
-    """Bring the releases that are remembered into the warehouse, with their states.
+def release_rows(home: Home) -> MakeRows:
+    """What makes the warehouse's rows of releases, once the loaded stacks are known.
 
     Raises:
         CorruptError: what is remembered of a feed can't be read.
-        ResilienceError: the warehouse can't be written; what it had stays.
     """
     here = tuple(machine.stack for machine in read_machines(home).values())
     running = tuple(running_stacks(home))
@@ -69,7 +68,7 @@ def load_releases(home: Home) -> None:
             for status in states_of(FEEDS[name], ledger.releases, seen)
         ]
 
-    replace_releases(home, rows)
+    return rows
 
 
 def upgrades(home: Home) -> list[Candidate]:

@@ -99,6 +99,7 @@ def judge(home: Home, before: str, after: str, *, max_slowdown: float = MAX_SLOW
             stack_figures.read_figures(home, after),
             max_slowdown=max_slowdown,
             snapshots_carry_over=stack_figures.snapshots_carry_over(home, before, after),
+            accepted=stack_figures.accepted_figures(home, before, after),
         ),
     )
 

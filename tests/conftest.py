@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.stack import Stack, read_host
 from resilience_pipelines.workers.space import SpaceSupport, probe_spaces
+
+
+def pytest_configure() -> None:
+    """Let SIGINT end what tests start: a shell without job control has a background job ignore it,
+    and everything that the job starts would inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

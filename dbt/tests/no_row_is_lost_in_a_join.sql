@@ -9,6 +9,7 @@
     ('fault_events', 'fault_events'),
     ('compatibility_trials', 'compatibility'),
     ('releases', 'releases'),
+    ('baselines', 'baselines'),
     ('samples', 'samples'),
 ] %}
 select '{{ mart }}' as mart, made.rows_made, found.rows_found

@@ -8,7 +8,7 @@ Only figures of one basis, worker, machine and model are compared: the reader ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -128,6 +128,7 @@ def compare(
     *,
     max_slowdown: float = 0.2,
     snapshots_carry_over: bool | None = None,
+    accepted: Collection[str] = (),
 ) -> Comparison:
     """Draw the verdict on going from one stack to another.
 
@@ -135,6 +136,7 @@ def compare(
         max_slowdown: relevant slowdowns up to this fraction are notes, above it they are not safe.
         snapshots_carry_over: whether snapshots of the first stack came back on the second; None
             where nobody tried.
+        accepted: figures whose change somebody has accepted: a slowdown of theirs is a note.
     """
     names = [*before.times, *(name for name in after.times if name not in before.times)]
     differences = tuple(
@@ -146,7 +148,10 @@ def compare(
     for item in differences:
         if item.relevant and item.fraction is not None and item.fraction > 0 and item.enough:
             text = f"{item.figure} takes {item.fraction:.0%} longer ({_interval(item)})"
-            (grave if item.fraction > max_slowdown else notes).append(text)
+            if item.figure in accepted:
+                notes.append(f"{text}, accepted")
+            else:
+                (grave if item.fraction > max_slowdown else notes).append(text)
     if snapshots_carry_over is False:
         notes.append("snapshots of the first stack do not come back on the second: take new ones")
     notes += [

@@ -250,7 +250,7 @@ create table raw.compatibility (
     ),
     Migration(
         3,
-        "releases that feeds list",
+        "what comes from elsewhere than landing folders: releases, decisions, others' figures",
         """
 create table raw.releases (
     feed varchar not null,
@@ -264,6 +264,34 @@ create table raw.releases (
     withdrawn boolean not null,
     checked_at timestamptz,
     primary key (feed, version)
+);
+create table raw.change_decisions (
+    change_id varchar not null,
+    decision varchar not null,
+    note varchar not null,
+    decided_by varchar not null,
+    decided_at timestamptz not null
+);
+create table raw.baselines (
+    baseline_id varchar primary key,
+    source varchar not null,
+    url varchar,
+    imported_at timestamptz,
+    product varchar not null,
+    figure varchar not null,
+    arm varchar,
+    variant varchar,
+    value double not null,
+    unit varchar not null,
+    statistic varchar not null,
+    n bigint,
+    gpu_sku varchar,
+    gpu_count bigint,
+    driver_version varchar,
+    engine varchar,
+    engine_version varchar,
+    model varchar,
+    detail varchar not null
 );
 """,
     ),

@@ -115,8 +115,7 @@ def read_figures(home: Home, key: str) -> StackFigures:
     values: dict[str, list[tuple[float, str]]] = defaultdict(list)
     failures: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in starts.iter_rows(named=True):
-        arm = f"{row['arm']} {row['variant']}" if row["variant"] else row["arm"]
-        figure = f"start-up, {arm}{_basis(row)}"
+        figure = _startup(row)
         if row["result"] == "right":
             values[figure].append((row["total_s"], row["run_id"]))
         elif row["result"] != "unsupported":
@@ -142,6 +141,17 @@ def snapshots_carry_over(home: Home, source: str, target: str) -> bool | None:
     return None if tried.is_empty() else bool((tried["n_ok"] == tried["n"]).all())
 
 
+def accepted_figures(home: Home, before: str, after: str) -> set[str]:
+    """The figures whose change between two stacks somebody has accepted or muted."""
+    rows = query(
+        home,
+        "select basis, arm, variant from change_points where previous_stack_key = ? "
+        "and stack_key = ? and decision in ('accepted', 'muted')",
+        [before, after],
+    )
+    return {_startup(row) for row in rows.iter_rows(named=True)}
+
+
 def _add_fault_times(values: dict[str, list[tuple[float, str]]], faults: pl.DataFrame) -> None:
     for row in faults.iter_rows(named=True):
         name = _fault(row)
@@ -161,6 +171,11 @@ def _tallies(faults: pl.DataFrame) -> dict[str, FaultTally]:
         elif row["verdict"] in ("fail", "rollback_failed"):
             counts[name][1] += 1
     return {name: FaultTally(passed, failed) for name, (passed, failed) in counts.items()}
+
+
+def _startup(row: dict[str, Any]) -> str:
+    arm = f"{row['arm']} {row['variant']}" if row["variant"] else row["arm"]
+    return f"start-up, {arm}{_basis(row)}"
 
 
 def _fault(row: dict[str, Any]) -> str:

@@ -121,3 +121,14 @@ def test_too_few_values_are_not_enough_data_and_never_a_pass(after: dict[str, Se
 def test_a_failure_outweighs_missing_data() -> None:
     after = stack({}, failures={COLD: {"worker_failed": 1}})
     assert compare(stack(), after).verdict is UpgradeVerdict.NOT_SAFE
+
+
+def test_a_slowdown_that_somebody_accepted_is_a_note() -> None:
+    before, after = stack(), stack({COLD: times(20)})
+    assert compare(before, after).verdict is UpgradeVerdict.NOT_SAFE
+    result = compare(before, after, accepted={COLD})
+    assert result.verdict is UpgradeVerdict.SAFE_WITH_NOTES
+    assert "accepted" in result.reasons[0]
+    assert compare(before, after, accepted={"start-up, restore"}).verdict is (
+        UpgradeVerdict.NOT_SAFE
+    )

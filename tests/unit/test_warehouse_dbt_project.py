@@ -28,6 +28,9 @@ PROJECT = dbt_project_dir()
 MARTS = sorted(path.stem for path in (PROJECT / "models" / "marts").glob("*.sql"))
 
 
+OF_NO_RESULTS = ("stacks", "releases", "baselines")
+
+
 def models() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in (PROJECT / "models").rglob("*.yml"):

@@ -1,3 +1,5 @@
+-- A change is named by its series and the stacks on both sides, so that its name stays when more
+-- points come; where no known dimension differs, by its moment too.
 -- Every right start is a point of its series. A change is put down to what differs between the two
 -- stacks at its place or, since a place can be off by one, right beside it.
 with series as (
@@ -47,9 +49,28 @@ explained as (
     from placed
     inner join {{ ref('stacks') }} as old on placed.keys[placed.place - 1] = old.stack_key
     inner join {{ ref('stacks') }} as new on placed.keys[placed.place] = new.stack_key
+),
+
+named as (
+    select
+        *,
+        moments[change.position] as changed_at,
+        keys[place - 1] as previous_stack_key,
+        keys[place] as stack_key,
+        left(md5(concat_ws(
+            '|', worker, basis, hardware_key, coalesce(model, ''), arm, coalesce(variant, ''),
+            keys[place - 1], keys[place],
+            case
+                when keys[place - 1] = keys[place]
+                    then epoch_us(moments[change.position])::varchar
+                else ''
+            end
+        )), 12) as change_id
+    from explained
 )
 
 select
+    change_id,
     worker,
     basis,
     hardware_key,
@@ -57,9 +78,9 @@ select
     model,
     arm,
     variant,
-    moments[change.position] as changed_at,
-    keys[place - 1] as previous_stack_key,
-    keys[place] as stack_key,
+    changed_at,
+    previous_stack_key,
+    stack_key,
     change.n_before,
     change.n_after,
     change.before as before_median_s,
@@ -75,5 +96,10 @@ select
         when 1 then 'one_dimension'
         else 'candidates'
     end as attribution,
-    candidate_dimensions
-from explained
+    candidate_dimensions,
+    decisions.decision,
+    decisions.note as decision_note,
+    decisions.decided_by,
+    decisions.decided_at
+from named
+left join {{ ref('stg_change_decisions') }} as decisions using (change_id)
