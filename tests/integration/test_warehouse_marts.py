@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections import Counter, defaultdict
@@ -14,6 +15,8 @@ import duckdb
 import polars as pl
 import pytest
 
+from resilience_pipelines.baselines.baseline import Baseline
+from resilience_pipelines.baselines.keep import keep
 from resilience_pipelines.errors import DeadlineError, InputError
 from resilience_pipelines.home import Home
 from resilience_pipelines.records import (
@@ -27,13 +30,16 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     Verdict,
 )
+from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.trends.comparison import FaultTally
+from resilience_pipelines.trends.decisions import Choice, decide
 from resilience_pipelines.trends.statistics import median_ci, ratio_of_medians_ci
 from resilience_pipelines.warehouse import transform
 from resilience_pipelines.warehouse.load import load
 from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.stack_figures import (
+    accepted_figures,
     differing_dimensions,
     find_stack,
     read_figures,
@@ -50,6 +56,24 @@ LEVELS = (
     make_stack(cpu_count=128, kernel_version="6.19.0"),
     make_stack(cpu_count=128, kernel_version="6.20.0", criu_version="4.3"),
 )
+
+
+CHANGE = hashlib.md5(
+    "|".join(
+        ("reference", "simulated", LEVELS[0].hardware_key, "tiny", "cold", "", LEVELS[0].key,
+         LEVELS[1].key, "")
+    ).encode()
+).hexdigest()[:12]  # fmt: skip
+OTHERS = [
+    Baseline(
+        source="somebody", product="X", figure="start-up, cold", arm=arm, value=1.0, unit="s",
+        engine=engine, model=model,
+    )
+    for arm, engine, model in (
+        (Arm.COLD, "reference", "tiny"), (Arm.COLD, "vllm", "Tiny"), (None, "vllm", "tiny"),
+        (Arm.COLD, "vllm", "large"),
+    )
+]  # fmt: skip
 
 
 def make_records() -> list[RunRecord]:
@@ -147,6 +171,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     for record in RECORDS:
         land(home.landing, record, samples=factory.samples(record))
     assert len(load(home).loaded) == len(RECORDS)
+    decide(home, CHANGE, Choice.MUTED, "an earlier thought", "ada")
+    decide(home, CHANGE, Choice.ACCEPTED, "the new kernel has to flush", "grace")
+    keep(home, OTHERS)
+    load_side_tables(home)
     report = build(home)
     found = {finding.node for finding in report.warnings}
     assert found == {"controls_raise_no_alarm"}, "the one false alarm among the records"
@@ -431,6 +459,33 @@ def test_a_change_of_level_is_put_down_to_what_changed_there(home: Home) -> None
     assert found[1]["change_fraction"] == pytest.approx(-0.2)
     assert all(row["significant"] for row in found)
     assert [row["relevant"] for row in found] == [None, None], "two runs a level are no history"
+
+
+def test_the_newest_decision_on_a_change_stands_beside_it(home: Home) -> None:
+    decided = {
+        row["change_id"]: (row["decision"], row["decision_note"], row["decided_by"])
+        for row in rows(home, "from change_points")
+        if row["decision"] is not None
+    }
+    assert decided == {CHANGE: ("accepted", "the new kernel has to flush", "grace")}
+    assert accepted_figures(home, LEVELS[0].key, LEVELS[1].key) == {"start-up, cold, simulated"}
+    assert accepted_figures(home, LEVELS[1].key, LEVELS[2].key) == set()
+
+
+def test_ones_own_figure_stands_beside_others_only_where_it_was_measured(home: Home) -> None:
+    found = {
+        (row["engine"], row["model"], row["arm"]): row["own_median_s"]
+        for row in rows(home, "from baselines where source = 'somebody'")
+    }
+    measured = [
+        item.total_s
+        for record, item in starts()
+        if record.basis.value == "measured" and item.arm is Arm.COLD and item.total_s
+    ]
+    assert len(found) == len(OTHERS)
+    assert found["vllm", "Tiny", "cold"] is None, "those records are of the engine reference"
+    assert found["reference", "tiny", "cold"] == pytest.approx(median(measured))
+    assert found["vllm", "tiny", None] is found["vllm", "large", "cold"] is None
 
 
 def test_the_figures_of_a_stack_keep_bases_apart(home: Home) -> None:
