@@ -22,8 +22,9 @@ SHOWN = 12
 """Releases of each feed that the table shows, the newest first; the rest is counted."""
 
 DESCRIPTION = """\
-The releases of NVIDIA's data-centre drivers, vLLM, PyTorch, CRIU, Kubernetes and Dynamo, from each
-project's own page of releases or a mirror (`RESILIENCE_FEED_<NAME>`), and how far each has come:
+The releases of NVIDIA's data-centre drivers, CUDA, vLLM, PyTorch, CRIU, Kubernetes and Dynamo, from
+each project's own page of releases or a mirror (`RESILIENCE_FEED_<NAME>`), and how far each has
+come:
 
 | state | what it says |
 | --- | --- |

@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from resilience_pipelines.releases.formats import parse_atom, parse_nvidia_drivers
+from resilience_pipelines.releases.formats import (
+    parse_atom,
+    parse_cuda_index,
+    parse_nvidia_drivers,
+)
 from resilience_pipelines.releases.release import Release
 
 MIRROR_VARIABLE: Final = "RESILIENCE_FEED_"
@@ -53,6 +57,10 @@ FEEDS: Final[Mapping[str, Feed]] = {
         Feed(
             "driver", "NVIDIA data-centre driver", "driver_version",
             "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json", parse_nvidia_drivers,
+        ),
+        Feed(
+            "cuda", "CUDA", "cuda_version",
+            "https://developer.download.nvidia.com/compute/cuda/redist/", parse_cuda_index,
         ),
         _of_code_host("vllm", "vLLM", "engine_version", "vllm-project/vllm", engine="vllm"),
         _of_code_host("torch", "PyTorch", "torch_version", "pytorch/pytorch"),

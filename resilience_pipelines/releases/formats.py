@@ -10,6 +10,7 @@ optional, such as a date that can be read, is kept without it.
 from __future__ import annotations
 
 import json
+import re
 from datetime import date, datetime
 from typing import Any, Final
 from xml.etree.ElementTree import Element, ParseError
@@ -21,6 +22,11 @@ from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.releases.release import Release, is_prerelease, version_of_tag
 
 _ATOM: Final = "{http://www.w3.org/2005/Atom}"
+_CUDA_LINK: Final = re.compile(
+    r"""href=["']redistrib_(\d{1,4}\.\d{1,4})\.\d{1,4}\.json["'][^\n]{0,200}?"""
+    r"""(?:</a>[ \t]*(\d{4}-\d{2}-\d{2})?|$)""",
+    re.MULTILINE,
+)
 MAX_RELEASES: Final = 10_000
 
 
@@ -49,6 +55,28 @@ def parse_nvidia_drivers(body: bytes) -> list[Release]:
         for index, entry in enumerate(_driver_entries(branch, facts))
     ]
     return _checked(releases)
+
+
+def parse_cuda_index(body: bytes) -> list[Release]:
+    """CUDA toolkits, as in the index page of developer.download.nvidia.com/compute/cuda/redist/.
+
+    A page of links to `redistrib_X.Y.Z.json`, each with its date where the server shows one. A
+    stack's CUDA version is that of its driver, X.Y, and so are these: the date is that of X.Y's
+    first toolkit.
+
+    Raises:
+        FeedFormatError
+    """
+    dates: dict[str, list[date]] = {}
+    for version, text in _CUDA_LINK.findall(body.decode(errors="replace")):
+        found = _date(text)
+        dates.setdefault(version, []).extend([found] if found else [])
+    return _checked(
+        [
+            _release(version=version, kind="toolkit", released=min(found, default=None))
+            for version, found in dates.items()
+        ]
+    )
 
 
 def parse_atom(body: bytes) -> list[Release]:

@@ -125,7 +125,7 @@ def test_new_releases_are_shown_once_and_a_feed_that_fails_keeps_none_from_being
     assert event.metadata["new"].value == 6
     failed = event.metadata["failed_feeds"].value
     assert isinstance(failed, dict)
-    assert sorted(failed) == ["criu", "dynamo", "kubernetes", "torch"]
+    assert sorted(failed) == ["criu", "cuda", "dynamo", "kubernetes", "torch"]
     shown = event.metadata["releases_of_vllm"]
     assert isinstance(shown, dg.TableMetadataValue)
     assert [row.data["version"] for row in shown.records] == ["0.24.0", "0.9.2"]

@@ -24,6 +24,7 @@ from resilience_pipelines.releases.fetch import FetchError, fetch
 from resilience_pipelines.releases.formats import (
     FeedFormatError,
     parse_atom,
+    parse_cuda_index,
     parse_nvidia_drivers,
 )
 from resilience_pipelines.releases.ledger import merge, refresh, remembered
@@ -36,6 +37,28 @@ from resilience_pipelines.releases.release import (
 
 DATA = Path(__file__).parent / "data" / "feeds"
 DRIVERS, ATOM = (DATA / "drivers.json").read_bytes(), (DATA / "vllm.atom").read_bytes()
+
+
+CUDA = b"""<html><pre>
+<a href="../">../</a>
+<a href="redistrib_12.4.1.json">redistrib_12.4.1.json</a>      2024-04-02 12:00  123456
+<a href="redistrib_12.4.0.json">redistrib_12.4.0.json</a>      2024-03-05 12:00  123456
+<a href='redistrib_13.0.2.json'>redistrib_13.0.2.json</a><a href="redistrib_13.1.0.json">x</a>
+<a href="cuda_nvcc/">cuda_nvcc/</a>                            2025-01-01 12:00  -
+</pre></html>"""
+
+
+def test_cuda_toolkits_are_releases_of_what_a_driver_calls_its_cuda() -> None:
+    found = {item.version: item.released for item in parse_cuda_index(CUDA)}
+    assert found == {"12.4": date(2024, 3, 5), "13.0": None, "13.1": None}
+
+
+@given(st.binary(max_size=300))
+def test_whatever_a_page_holds_it_is_read_or_refused(body: bytes) -> None:
+    try:
+        assert parse_cuda_index(body)
+    except FeedFormatError:
+        return
 
 
 # Versions.
