@@ -9,16 +9,20 @@ from collections.abc import Mapping, Sequence
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.fault import Fault
-from resilience_pipelines.faults.memory import AddressSpaceExhausted, MemoryExhausted
+from resilience_pipelines.faults.limits import AddressSpaceExhausted, FileDescriptorsExhausted
+from resilience_pipelines.faults.memory import MemoryExhausted
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
 from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
+from resilience_pipelines.faults.snapshot_store import Exhausted, SnapshotStoreFull
 
 _ALL: Sequence[Fault] = (
     WorkerKilled(),
     WorkerHung(),
     MemoryExhausted(),
     AddressSpaceExhausted(),
+    FileDescriptorsExhausted(),
     *(SnapshotImageCorrupted(damage) for damage in Damage),
+    *(SnapshotStoreFull(exhausted) for exhausted in Exhausted),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

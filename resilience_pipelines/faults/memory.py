@@ -1,27 +1,22 @@
-"""Faults of memory: the kernel's OOM killer, and an address space that may not grow.
+"""A fault of memory: the kernel's OOM killer.
 
-What belongs here: the strategy `memory_pressure`. What does not: cgroups as such (`cgroup`).
+What belongs here: the strategy `memory_pressure`. What does not: cgroups as such (`cgroup`), and
+limits of a process (`limits`).
 
-Both keep the pressure inside: the first in a memory cgroup that holds nothing but the worker and a
-helper, the second in the worker's own address space. The machine's memory is never at stake.
+The pressure stays inside a memory cgroup that holds nothing but the worker and a helper. The
+machine's memory is never at stake.
 """
 
 from __future__ import annotations
 
 import contextlib
-import resource
 import select
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.cgroup_events import CgroupEvents, read_oom_kills
@@ -43,7 +38,6 @@ from resilience_pipelines.workers.space import wait_until
 
 STRATEGY = "memory_pressure"
 HEADROOM_BYTES = 16 * 2**20
-HELD_CONNECTIONS = 32
 EFFECT_DEADLINE_S = 10.0
 _PROBE_TIMEOUT_S = 1.0
 _STEP_S = 0.01
@@ -211,162 +205,3 @@ class OomInjection(Injection):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         helper.wait(_HELPER_DEADLINE_S)
-
-
-@dataclass(frozen=True)
-class AddressSpaceExhausted:
-    """The worker may not map any more memory: allocations and new threads fail inside it."""
-
-    name: str = "address_space_exhausted"
-    strategy: str = STRATEGY
-    layer: Layer = Layer.USERSPACE
-    description: str = "RLIMIT_AS below what the worker has mapped, under many open connections"
-    expected: Mapping[str, float] = field(
-        default_factory=lambda: {"health_probe": 3.0, "canary": 5.0}
-    )
-    recoveries: tuple[str, ...] = (Recovery.WARM_CACHE, Recovery.RESTORE)
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"connections": HELD_CONNECTIONS})
-
-    def guards(self, context: FaultContext) -> Sequence[Guard]:  # noqa: ARG002
-        """See `Fault.guards`."""
-        return ()
-
-    def prepare(self, context: FaultContext) -> Injection:
-        """See `Fault.prepare`."""
-        return AddressSpaceInjection(context)
-
-
-class AddressSpaceInjection(Injection):
-    """One lowered limit, and the load under which the worker needs more."""
-
-    def __init__(self, context: FaultContext) -> None:
-        super().__init__(context)
-        self._before: dict[psutil.Process, tuple[int, int]] = {}
-        self._limit_bytes: int | None = None
-
-    def attach(self, target: Target) -> None:
-        """Open the connections: the control arm has them too, so that they are not the fault."""
-        super().attach(target)
-        for member in target.members:
-            limits = resource.prlimit(member.pid, resource.RLIMIT_AS)
-            try:
-                resource.prlimit(member.pid, resource.RLIMIT_AS, limits)
-            except OSError as error:
-                raise ObstacleError(
-                    FaultReason.NO_RESOURCE_LIMIT,
-                    f"RLIMIT_AS of process {member.pid} can't be set ({error.strerror})",
-                ) from error
-            self._before[member] = limits
-        target.clients.callback(_HeldConnections(target, HELD_CONNECTIONS).close)
-
-    def parameters(self) -> Mapping[str, Any]:
-        """See `Injection.parameters`."""
-        return {"limit_bytes": self._limit_bytes}
-
-    def inject(self) -> None:
-        """Lower the soft limit alone: a hard limit could not be raised again."""
-        self._limit_bytes = self.target.members[0].memory_info().vms // 2
-        for member, (_, hard) in self._before.items():
-            resource.prlimit(member.pid, resource.RLIMIT_AS, (self._limit_bytes, hard))
-
-    def prove_effect(self) -> Proof:
-        """More is mapped than the limit in force allows, and the worker does not answer."""
-        source = "/proc/PID/limits, /proc/PID/statm and client"
-
-        def lost() -> bool:
-            if not self.target.alive():
-                return True
-            root = self.target.members[0]
-            try:
-                limit = read_address_space_limit(root.pid)
-                mapped = root.memory_info().vms
-            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                return False  # it is ending: the next look says so
-            limited = limit is not None and limit < mapped
-            return limited and not completes(self.target, _PROBE_TIMEOUT_S)
-
-        try:
-            wait_until(lost, EFFECT_DEADLINE_S, "Allocations fail", _STEP_S)
-        except DeadlineError:
-            return Proof(proved=False, source=source, detail="the worker answers")
-        state = "does not answer" if self.target.alive() else "has ended"
-        return Proof(proved=True, source=source, detail=f"the worker {state}")
-
-    def roll_back(self) -> None:
-        """Close the connections, and give a worker that lives its limit back."""
-        self.target.clients.close()
-        if not self.target.alive():
-            self.target.stop()
-        for member in self.target.living():
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(member.pid, resource.RLIMIT_AS, self._before[member])
-
-    def prove_rollback(self) -> Proof:
-        """No process has the limit any more."""
-        source = "/proc/PID/limits"
-        for member in self.target.living():
-            soft = self._before[member][0]
-            wanted = None if soft == resource.RLIM_INFINITY else soft
-            found = read_address_space_limit(member.pid)
-            if found != wanted:
-                return Proof(
-                    proved=False, source=source, detail=f"{member.pid}: limit {found}, not {wanted}"
-                )
-        return prove_no_remains(self.target)
-
-
-def read_address_space_limit(pid: int) -> int | None:
-    """The soft RLIMIT_AS of a process in bytes; None when it has none.
-
-    Raises:
-        OSError: it has ended.
-    """
-    for line in Path(f"/proc/{pid}/limits").read_text().splitlines():
-        if line.startswith("Max address space"):
-            word = line.removeprefix("Max address space").split()[0]
-            return None if word == "unlimited" else int(word)
-    raise OSError(f"/proc/{pid}/limits has no line for the address space")
-
-
-class _HeldConnections:
-    """Keeps connections open that ask nothing, as clients with keep-alive do."""
-
-    _STEP_S = 0.05
-
-    def __init__(self, target: Target, count: int) -> None:
-        self._target = target
-        self._stopping = threading.Event()
-        self._sockets: list[socket.socket] = []
-        self._pool = ThreadPoolExecutor(1, "held-connections")
-        for _ in range(count):
-            self._sockets.append(self._connect())
-        self._kept: Future[None] = self._pool.submit(self._keep)
-
-    def _connect(self) -> socket.socket:
-        connection = self._target.running.space.socket()
-        connection.setblocking(False)
-        # What becomes of it shows later: one that is refused or reset is tried again.
-        connection.connect_ex(("127.0.0.1", self._target.running.plan.port))
-        return connection
-
-    def _keep(self) -> None:
-        while not self._stopping.wait(self._STEP_S):
-            # The worker never has anything to say: what is readable has been closed.
-            poller = select.poll()
-            for connection in self._sockets:
-                poller.register(connection, select.POLLIN)
-            closed = {handle for handle, _ in poller.poll(0)}
-            for place, connection in enumerate(self._sockets):
-                if connection.fileno() in closed:
-                    connection.close()
-                    self._sockets[place] = self._connect()
-
-    def close(self) -> None:
-        """Close all of them. Raises what ended the thread, if anything did."""
-        self._stopping.set()
-        try:
-            self._kept.result(EFFECT_DEADLINE_S)
-        finally:
-            self._pool.shutdown(wait=False)
-            for connection in self._sockets:
-                connection.close()

@@ -36,6 +36,7 @@ class FaultReason(StrEnum):
     NO_SNAPSHOT = "no_snapshot"
     NO_MEMORY_CGROUP = "no_memory_cgroup"
     NO_RESOURCE_LIMIT = "no_resource_limit"
+    NO_MOUNT = "no_mount"
 
 
 class Seen(StrEnum):

@@ -218,7 +218,9 @@ class Criu:
             return request()
         except self._pycriu.CRIUExceptionExternal as error:
             words = error_lines(log) or str(error)
-            code = SnapshotReason.STORE_FULL if "No space left" in words else failed
+            # A log beside the images can't tell that there is no room: it has none either.
+            full = "No space left" in words or (phase == "dump" and not _has_room(log.parent))
+            code = SnapshotReason.STORE_FULL if full else failed
             raise SnapshotError(code, phase, f"CRIU could not {phase}: {words}") from error
         except self._pycriu.CRIUException as error:
             words = error_lines(log) or str(error)
@@ -230,6 +232,11 @@ class Criu:
                 if timed_out
                 else f"CRIU ended during {phase}: {words}",
             ) from error
+
+
+def _has_room(folder: Path) -> bool:
+    found = os.statvfs(folder)
+    return found.f_bavail > 0 and (not found.f_files or found.f_favail > 0)
 
 
 def error_lines(log: Path, count: int = 5) -> str:

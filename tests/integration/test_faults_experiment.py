@@ -16,7 +16,7 @@ import pytest
 
 from resilience_pipelines.detectors.base import Alarm, Detector
 from resilience_pipelines.errors import DeadlineError, UnsupportedError
-from resilience_pipelines.faults import experiment, memory, process, snapshot_image
+from resilience_pipelines.faults import experiment, limits, memory, process, snapshot_image
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
 from resilience_pipelines.faults.fault import Fault, FaultContext, Injection, Target
@@ -80,6 +80,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "CONTROL_OBSERVATION_S", 0.5)
     monkeypatch.setattr(process, "EFFECT_DEADLINE_S", 2.0)
     monkeypatch.setattr(memory, "EFFECT_DEADLINE_S", 3.0)
+    monkeypatch.setattr(limits, "EFFECT_DEADLINE_S", 3.0)
 
 
 def change(context: FaultContext, **changes: Any) -> FaultContext:
