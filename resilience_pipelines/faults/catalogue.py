@@ -14,6 +14,7 @@ from resilience_pipelines.faults.memory import MemoryExhausted
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
 from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
 from resilience_pipelines.faults.snapshot_store import Exhausted, SnapshotStoreFull
+from resilience_pipelines.faults.weights import WeightsCorrupted, WeightsDamage
 
 _ALL: Sequence[Fault] = (
     WorkerKilled(),
@@ -23,6 +24,7 @@ _ALL: Sequence[Fault] = (
     FileDescriptorsExhausted(),
     *(SnapshotImageCorrupted(damage) for damage in Damage),
     *(SnapshotStoreFull(exhausted) for exhausted in Exhausted),
+    *(WeightsCorrupted(damage) for damage in WeightsDamage),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -101,14 +101,11 @@ class StoreInjection(Injection):
         super().__init__(context)
         self._what = what
         self._mount = Path(tempfile.mkdtemp(dir=context.scratch, prefix="small-store-"))
-        options = f"size={SIZE_BYTES},nr_inodes={INODES},mode=0700"
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._mount)],
-            capture_output=True, text=True, timeout=_MOUNT_DEADLINE_S, check=False,
-        )  # fmt: skip
-        if done.returncode:
+        try:
+            _mount(self._mount)
+        except ObstacleError:
             self._mount.rmdir()
-            raise ObstacleError(FaultReason.NO_MOUNT, f"no tmpfs can be mounted: {done.stderr}")
+            raise
         self._lease = Lease(f"The mount {self._mount}", _UNDO, str(self._mount))
         try:
             self._store = SnapshotStore(self._mount / "snapshots")
@@ -175,6 +172,19 @@ class StoreInjection(Injection):
     def close(self) -> None:
         """See `Injection.close`."""
         self._lease.release(_MOUNT_DEADLINE_S)
+
+
+def _mount(folder: Path) -> None:
+    options = f"size={SIZE_BYTES},nr_inodes={INODES},mode=0700"
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
+            capture_output=True, text=True, timeout=_MOUNT_DEADLINE_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ObstacleError(FaultReason.NO_MOUNT, f"mount can't be run: {error}") from error
+    if done.returncode:
+        raise ObstacleError(FaultReason.NO_MOUNT, f"no tmpfs can be mounted: {done.stderr}")
 
 
 def fill(folder: Path, what: Exhausted) -> None:

@@ -37,6 +37,7 @@ class FaultReason(StrEnum):
     NO_MEMORY_CGROUP = "no_memory_cgroup"
     NO_RESOURCE_LIMIT = "no_resource_limit"
     NO_MOUNT = "no_mount"
+    NO_WEIGHTS = "no_weights"
 
 
 class Seen(StrEnum):

@@ -119,6 +119,9 @@ class Worker(Protocol):
     def weight_files(self) -> Sequence[Path]:
         """The files whose place in the page cache decides how fast a start loads weights."""
 
+    def with_weights_in(self, folder: Path) -> Worker:
+        """The same worker, reading its files from a copy of the folder that they lie in."""
+
     def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
         """The phases of a start that its output tells, in order, not overlapping."""
 

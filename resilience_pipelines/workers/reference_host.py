@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilience_pipelines.errors import StorageError
@@ -84,6 +84,10 @@ class ReferenceWorker:
     def weight_files(self) -> Sequence[Path]:
         """See `Worker.weight_files`."""
         return (self.weights,)
+
+    def with_weights_in(self, folder: Path) -> ReferenceWorker:
+        """See `Worker.with_weights_in`."""
+        return replace(self, cache=folder)
 
     def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
         """See `Worker.marks`. The worker writes its phases itself, as JSON lines."""

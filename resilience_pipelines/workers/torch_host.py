@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,10 +39,12 @@ class TorchWorker:
     Args:
         cache: folder for its model, which is made from a seed.
         device: `cpu` runs it without a GPU, for tests of the contract alone.
+        copied_to: a folder with a copy of its model, to be read in its place.
     """
 
     cache: Path
     device: str = "cuda"
+    copied_to: Path | None = None
 
     name: str = "torch"
     basis: Basis = Basis.REFERENCE
@@ -59,7 +61,7 @@ class TorchWorker:
     @property
     def folder(self) -> Path:
         """The model's folder."""
-        return self.cache / "models" / f"{MODEL_NAME}-seed-{SEED}"
+        return self.copied_to or self.cache / "models" / f"{MODEL_NAME}-seed-{SEED}"
 
     def prepare(self) -> None:
         """Write the model, once."""
@@ -81,6 +83,10 @@ class TorchWorker:
     def weight_files(self) -> Sequence[Path]:
         """See `Worker.weight_files`."""
         return (self.folder / WEIGHTS_NAME,)
+
+    def with_weights_in(self, folder: Path) -> TorchWorker:
+        """See `Worker.with_weights_in`."""
+        return replace(self, copied_to=folder)
 
     def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
         """See `Worker.marks`. The worker writes its phases itself, as JSON lines."""

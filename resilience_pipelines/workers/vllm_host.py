@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -123,6 +123,10 @@ class VllmWorker:
         if self.shape is not None:
             return (self.model_folder / WEIGHTS_NAME,)
         return tuple(sorted(self.model_folder.glob("*.safetensors")))
+
+    def with_weights_in(self, folder: Path) -> VllmWorker:
+        """See `Worker.with_weights_in`."""
+        return replace(self, model_folder=folder)
 
     def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
         """See `Worker.marks`."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +24,21 @@ from resilience_pipelines.workers.base import LaunchPlan, Worker
 from resilience_pipelines.workers.oracle import RecordedAnswer, record_answer
 from resilience_pipelines.workers.process import launch
 from resilience_pipelines.workers.space import SpaceSupport, open_space
-from tests.support.workers import ContractWorker
+from tests.support.workers import ContractWorker, write_contract_weights
 
 # With some memory of its own, so that it is the largest process in its cgroup.
 _WITH_BALLAST = (
     "import runpy, sys; ballast = bytearray(64 << 20); sys.argv = sys.argv[1:];"
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+
+
+@functools.cache
+def contract_weights() -> Path:
+    """A weight file of the contract server, in a folder of its own, for all tests of a process."""
+    folder = Path(tempfile.mkdtemp(prefix="contract-weights-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_contract_weights(folder / "model.safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +63,7 @@ def make_context(
     for name in ("cache", "evidence", "scratch"):
         (root / name).mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = {
-        "worker": HeavyWorker(),
+        "worker": HeavyWorker(weights=contract_weights()),
         "support": support,
         "answer": answer,
         "engine": engine,
@@ -70,7 +82,8 @@ def record(
     support: SpaceSupport, engine: SnapshotEngine | None, cache: Path
 ) -> tuple[RecordedAnswer, StoredSnapshot | None]:
     """The answer of a worker that is well, and its snapshot."""
-    with launch(HeavyWorker(), open_space(support), cache) as running:
+    worker = HeavyWorker(weights=contract_weights())
+    with launch(worker, open_space(support), cache) as running:
         running.wait_ready()
         answer = record_answer(running.client, timeout_s=5)
         if engine is None:

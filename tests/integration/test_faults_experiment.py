@@ -19,7 +19,7 @@ from resilience_pipelines.errors import DeadlineError, UnsupportedError
 from resilience_pipelines.faults import experiment, limits, memory, process, snapshot_image
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
-from resilience_pipelines.faults.fault import Fault, FaultContext, Injection, Target
+from resilience_pipelines.faults.fault import Fault, FaultContext, Injection, ObstacleError, Target
 from resilience_pipelines.faults.guards import FreeDisk, FreeMemory
 from resilience_pipelines.faults.process import KillInjection, StopInjection
 from resilience_pipelines.faults.recovery import Recovery
@@ -41,6 +41,7 @@ from tests.integration.fault_support import (
     Planted,
     after,
     children,
+    contract_weights,
     instead,
     make_context,
     nothing_stays,
@@ -238,7 +239,9 @@ def test_an_injection_that_fails_is_not_injected(context: FaultContext) -> None:
 def test_a_fault_that_stays_in_place_is_a_failed_rollback(context: FaultContext, name: str) -> None:
     """Aborted in the middle of the fault, with a rollback that does nothing."""
     abort = threading.Event()
-    worker = HeavyWorker(("child",))  # a child outlives the root that is killed
+    worker = HeavyWorker(
+        ("child",), weights=contract_weights()
+    )  # a child outlives the root that is killed
 
     def plant(injection: Injection) -> None:
         instead("roll_back", lambda: None)(injection)
@@ -395,8 +398,9 @@ def test_without_a_memory_cgroup_the_memory_fault_is_not_applicable(
     assert "no memory controller" in run.detail
 
 
-def test_without_resource_limits_the_address_space_fault_is_not_applicable(
-    context: FaultContext, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["address_space_exhausted", "file_descriptors_exhausted"])
+def test_without_resource_limits_their_faults_are_not_applicable(
+    context: FaultContext, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     real = resource.prlimit
 
@@ -406,8 +410,69 @@ def test_without_resource_limits_the_address_space_fault_is_not_applicable(
         return real(pid, kind)
 
     monkeypatch.setattr(resource, "prlimit", refuse)
-    run = experiment_with(CATALOGUE["address_space_exhausted"], context)
+    run = experiment_with(CATALOGUE[name], context)
     assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, FaultReason.NO_RESOURCE_LIMIT)
+
+
+def test_a_store_that_can_not_be_mounted_is_not_applicable(
+    context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(context.scratch))  # no `mount` there
+    fault = CATALOGUE["snapshot_store_out_of_bytes"]
+    with pytest.raises(ObstacleError) as obstacle:
+        fault.prepare(context)
+    assert obstacle.value.code == FaultReason.NO_MOUNT
+    assert list(context.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("exhausted", ["bytes", "inodes"])
+def test_a_full_store_needs_criu_and_namespaces(context: FaultContext, exhausted: str) -> None:
+    fault = CATALOGUE[f"snapshot_store_out_of_{exhausted}"]
+    run = experiment_with(fault, change(context, engine=None, no_engine_why="none here"))
+    assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, "no_criu")
+    run = experiment_with(fault, change(context, support=HOST))
+    assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, "no_namespaces")
+
+
+def test_a_snapshot_that_does_harm_in_a_full_store_is_a_failure(context: FaultContext) -> None:
+    def forget(injection: Injection) -> None:
+        # The store's own file system has room all the time: the snapshot succeeds.
+        injection._engine = context.engine  # type: ignore[attr-defined]
+
+    run = experiment_with(Planted(CATALOGUE["snapshot_store_out_of_bytes"], forget), context)
+    assert (run.verdict, run.reason_code) == (Verdict.FAIL, FaultReason.EXPECTATION_BROKEN)
+    assert context.engine is not None
+    newest = max(context.engine.store.all(), key=lambda found: found.manifest.created_at)
+    context.engine.store.remove(newest.manifest.snapshot_id)
+
+
+@pytest.mark.parametrize(
+    ("damage", "at_load"),
+    [
+        ("header_bit_flip", "refused"),
+        ("tensor_bit_flip", "wrong_answer"),
+        ("zeroed_page", "wrong_answer"),
+        ("truncation", "refused"),
+        ("missing_file", "refused"),
+    ],
+)
+def test_what_damaged_weights_do_at_load_is_recorded(
+    context: FaultContext, damage: str, at_load: str
+) -> None:
+    """An engine without checksums, as safetensors has none, serves from damaged tensors."""
+    run = experiment_with(CATALOGUE[f"weights_corrupted_{damage}"], context)
+    assert run.verdict is Verdict.PASS, (run.reason_code, run.detail)
+    assert run.parameters["at_load"] == at_load
+    assert [seen.detector for seen in run.detections if seen.expected and seen.detected] == [
+        "weights_verifier"
+    ]
+
+
+def test_a_worker_without_weights_can_not_have_them_damaged(context: FaultContext) -> None:
+    run = experiment_with(
+        CATALOGUE["weights_corrupted_truncation"], change(context, worker=HeavyWorker())
+    )
+    assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, FaultReason.NO_WEIGHTS)
 
 
 @pytest.mark.parametrize("name", ["worker_killed", "snapshot_image_corrupted_bit_flip"])

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilience_pipelines.records import Basis
 from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
+
+
+def write_contract_weights(path: Path) -> Path:
+    """The contract server's state as a safetensors file."""
+    state = b"state" * 2400  # what the server has without a file
+    header = json.dumps(
+        {"state": {"dtype": "U8", "shape": [len(state)], "data_offsets": [0, len(state)]}}
+    ).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + state)
+    return path
+
 
 SERVER = Path(__file__).with_name("contract_server.py")
 
@@ -18,6 +30,7 @@ class ContractWorker:
     """Starts in milliseconds; `traits` make it misbehave."""
 
     traits: tuple[str, ...] = ()
+    weights: Path | None = None
 
     name: str = "contract"
     basis: Basis = Basis.SIMULATED
@@ -35,10 +48,15 @@ class ContractWorker:
         pass
 
     def plan(self, port: int, cache: Path) -> LaunchPlan:
-        return LaunchPlan((sys.executable, "-S", str(SERVER), str(port), *self.traits), port)
+        traits = [*self.traits, *([f"weights={self.weights}"] if self.weights else [])]
+        return LaunchPlan((sys.executable, "-S", str(SERVER), str(port), *traits), port)
 
     def weight_files(self) -> Sequence[Path]:
-        return (SERVER,)
+        return (self.weights or SERVER,)
+
+    def with_weights_in(self, folder: Path) -> ContractWorker:
+        assert self.weights is not None
+        return replace(self, weights=folder / self.weights.name)
 
     def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
         return []
