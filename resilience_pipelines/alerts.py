@@ -9,10 +9,8 @@ environment when something is sent, and no message of this module holds one.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import smtplib
-import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from resilience_pipelines.addresses import own_segment_address
 from resilience_pipelines.errors import InputError, ResilienceError
 
 WEBHOOK: Final = "RESILIENCE_ALERT_WEBHOOK"
@@ -111,11 +110,7 @@ def _require_http(variable: str, address: str) -> None:
             variable, "(not shown)", "it is no http:// or https:// address",
             mend="Give the whole address of the webhook.",
         )  # fmt: skip
-    try:
-        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
-    except OSError:
-        return  # the request itself says that it has no address
-    if any(ipaddress.ip_address(item[4][0]).is_link_local for item in found):
+    if own_segment_address(parts.hostname) is not None:
         raise InputError(
             variable, "(not shown)", "it leads to a link-local address, where clouds keep the "
             "credentials of machines",

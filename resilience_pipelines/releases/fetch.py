@@ -9,9 +9,7 @@ the machine's own network segment, where clouds keep their metadata.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import random
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from urllib.request import url2pathname
 
 import httpx
 
+from resilience_pipelines.addresses import own_segment_address
 from resilience_pipelines.errors import DeadlineError, InputError, ResilienceError
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -151,13 +150,9 @@ def _next(url: str, location: str) -> str:
 
 
 def _refuse_own_segment(url: str) -> None:
-    host = urlsplit(url).hostname or ""
-    # A name that can't be resolved here is the proxy's business, or fails in a moment.
-    with contextlib.suppress(OSError, UnicodeError):
-        for *_, (found, *_rest) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-            address = ipaddress.ip_address(str(found).partition("%")[0])
-            if address.is_link_local or address.is_multicast or address.is_unspecified:
-                raise FetchError(f"{url}: no feed is at an address like {address}.")
+    address = own_segment_address(urlsplit(url).hostname or "")
+    if address is not None:
+        raise FetchError(f"{url}: no feed is at an address like {address}.")
 
 
 def _retry_after_s(text: str | None) -> float | None:
