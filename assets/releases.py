@@ -34,11 +34,10 @@ come:
 | `measured` | there are published results with it |
 | `incompatible` | some way to start the worker, or every snapshot, failed each time |
 
-A release that is newer than what this machine or a measured one has becomes a software partition
-at once (sensor `new_releases`), and the suite of a stack that this machine has and nobody measured
-is requested once (sensor `unmeasured_stacks`). The mart `releases` holds the same states.
-
-A feed that can't be read is named in the metadata and changes nothing that is known.
+A release of a driver, an engine or CRIU that is newer than what this machine or a measured one has
+becomes a software partition at once (sensor `new_releases`), and the suite of a stack that this
+machine has and nobody measured is requested once (sensor `unmeasured_stacks`). The mart `releases`
+holds the same states.
 """
 
 

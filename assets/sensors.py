@@ -9,6 +9,7 @@ that starts measurements is stopped until somebody starts it.
 """
 
 import json
+import time
 from collections.abc import Iterator
 
 import dagster as dg
@@ -26,16 +27,26 @@ from resilience_pipelines.dagster_io.instance import (
     runs_in_pool,
 )
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.dagster_io.stack_partitions import register
+from resilience_pipelines.dagster_io.stack_partitions import partition_of, register
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.home import Home
-from resilience_pipelines.release_survey import survey, upgrades
+from resilience_pipelines.release_survey import upgrades
 from resilience_pipelines.releases.candidates import release_of
 from resilience_pipelines.releases.catalogue import FEEDS
 from resilience_pipelines.releases.ledger import remembered
+from resilience_pipelines.running_jobs import running_stacks
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.trends.comparison import UpgradeVerdict
 from resilience_pipelines.upgrades import newest_upgrades
+from resilience_pipelines.warehouse.stack_figures import suite_stacks
+
+UNFINISHED = (
+    dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING,
+)  # fmt: skip
+
+TELLING_S = 30.0
+"""How long one tick may take to tell, well below what Dagster allows it."""
 
 
 @dg.sensor(
@@ -91,9 +102,9 @@ def new_landing_folders(
 @dg.sensor(
     minimum_interval_seconds=900,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Registers a software partition for each release that is newer than what this "
-    "machine or a measured one has, as soon as a feed was read that lists it: the stack that the "
-    "upgrade would make. Reads no feed and starts no run.",
+    description="Registers a software partition for each release of a driver, an engine or CRIU "
+    "that is newer than what this machine or a measured one has, as soon as a feed was read that "
+    "lists it: the stack that the upgrade would make. Reads no feed and starts no run.",
 )
 def new_releases(context: dg.SensorEvaluationContext, home: HomeResource) -> dg.SensorResult:
     """Register what is not registered yet."""
@@ -121,11 +132,16 @@ def unmeasured_stacks(
     """One run for each worker whose stack has no results."""
     with failures():
         data_home = home.open()
-        seen = survey(data_home)
-        new = [stack for stack in seen.here if stack not in seen.measured]
+        done = {*suite_stacks(data_home), *running_stacks(data_home)}
+        here = [machine.stack for machine in read_machines(data_home).values()]
+        new = [
+            stack
+            for stack in here
+            if stack not in done and not _runs_of(context.instance, partition_of(stack))
+        ]
         releases = {stack.key: _releases_on(data_home, stack) for stack in new}
     if not new:
-        yield dg.SkipReason("Every stack of this machine was measured.")
+        yield dg.SkipReason("Every stack of this machine was measured, or is being measured.")
     for stack in new:
         yield dg.RunRequest(
             # Dagster never starts a second run for a key, whatever became of the first.
@@ -133,6 +149,16 @@ def unmeasured_stacks(
             partition_key=register(context.instance, stack),
             tags={"resilience/stack": stack.key, "resilience/releases": releases[stack.key]},
         )
+
+
+def _runs_of(instance: dg.DagsterInstance, partition: str) -> bool:
+    """Whether a run of the main job for a partition waits or is at work, whoever asked for it."""
+    wanted = dg.RunsFilter(
+        job_name=main_job.name,
+        statuses=list(UNFINISHED),
+        tags={"dagster/partition": partition},
+    )
+    return bool(instance.get_runs(wanted, limit=1))
 
 
 def _releases_on(home: Home, stack: Stack) -> str:
@@ -159,26 +185,28 @@ def upgrade_verdicts(context: dg.SensorEvaluationContext, home: HomeResource) ->
     told: dict[str, str] = json.loads(context.cursor) if context.cursor else {}
     with failures():
         found = newest_upgrades(home.open())
-    failed = []
+    failed: dict[str, str] = {}
     sent = 0
+    end = time.monotonic() + TELLING_S
     for upgrade in found:
         verdict = upgrade.comparison.verdict
-        if verdict is UpgradeVerdict.NOT_ENOUGH_DATA:
-            continue
         for name in names:
             key = f"{name} {upgrade.before} {upgrade.after}"
-            if told.get(key) == verdict.value:
+            known = told.get(key) == verdict.value or verdict is UpgradeVerdict.NOT_ENOUGH_DATA
+            if known or name in failed or time.monotonic() > end:
                 continue
             try:
                 send(name, upgrade.alert())
             except ResilienceError as error:
                 context.log.error(f"{name}: {error}")
-                failed.append(f"{name}: {error}")
+                failed[name] = str(error)
             else:
                 told[key] = verdict.value
                 sent += 1
-    reason = f"{sent} sent. {' '.join(failed)}".strip()
-    return dg.SensorResult(skip_reason=reason, cursor=json.dumps(told, sort_keys=True))
+    words = " ".join(f"{name}: {why}" for name, why in failed.items())
+    return dg.SensorResult(
+        skip_reason=f"{sent} sent. {words}".strip(), cursor=json.dumps(told, sort_keys=True)
+    )
 
 
 SENSORS = (this_machine, new_releases, unmeasured_stacks, new_landing_folders, upgrade_verdicts)

@@ -28,6 +28,7 @@ from resilience_pipelines.warehouse.landing import find_landings
 from resilience_pipelines.warehouse.load import load, published_results
 from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
+from resilience_pipelines.warehouse.schema import MIGRATIONS, SIDE_TABLES
 
 LANDING_DIGEST: Final = "landing_digest"
 """Metadata of a load: what the landing zone held just before it."""
@@ -61,9 +62,13 @@ def _layer(props: Mapping[str, Any]) -> str:
 
 
 def landing_digest(home: Home) -> str | None:
-    """A hash over the names of all landing folders; None where there is none."""
+    """A hash over the names of all landing folders; None where there is none.
+
+    The warehouse's version is in it: what an older release has loaded is loaded and published anew.
+    """
     names = [folder.name for folder in find_landings(home.landing)]
-    return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else None
+    text = "\n".join((str(MIGRATIONS[-1].version), *names))
+    return hashlib.sha256(text.encode()).hexdigest() if names else None
 
 
 class LoadConfig(dg.Config):
@@ -85,8 +90,12 @@ RUNS_KEY: Final = dg.AssetKey([groups.LANDED, "runs"])
     specs=[
         dg.AssetSpec(
             [groups.LANDED, str(source["name"])],
-            description=f"{source['description']}\n\nLoaded from landing folders, each exactly "
-            "once. Everything here can be loaded again from them.",
+            description=f"{source['description']}\n\nLoaded from "
+            + (
+                "files of the data home, as a whole each time."
+                if source["name"] in SIDE_TABLES
+                else "landing folders, each exactly once: everything here can be loaded again."
+            ),
             deps=[snapshot_images, startup_measurements, fault_runs],
             group_name=groups.LANDED,
             owners=[groups.ANALYSTS],

@@ -9,6 +9,8 @@ environment when something is sent, and no message of this module holds one.
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import os
 import smtplib
 import ssl
@@ -29,10 +31,15 @@ SLACK: Final = "RESILIENCE_ALERT_SLACK"
 """An address of a Slack incoming webhook, or of anything that takes its form."""
 EMAIL: Final = "RESILIENCE_ALERT_EMAIL"
 """Addresses that get a mail, separated by commas; needs the mail server too."""
+SENDER: Final = "RESILIENCE_ALERT_FROM"
+"""The address that mails come from; the mail server's user, or the first receiver, by default."""
 SMTP: Final = "RESILIENCE_SMTP"
 """`smtp://user:password@host:587` (with STARTTLS where the server has it) or `smtps://...:465`."""
 
 TIMEOUT_S: Final = 10.0
+
+# At INFO it logs the address of every request.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class AlertError(ResilienceError):
@@ -72,7 +79,15 @@ def send(channel: str, alert: Alert) -> None:
         AlertError: it did not take the alert.
     """
     variable, deliver = _CHANNELS[channel]
-    deliver(variable, os.environ.get(variable, ""), alert)
+    try:
+        deliver(variable, os.environ.get(variable, ""), alert)
+    except ResilienceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of whatever kind, its message may hold the address
+        raise AlertError(
+            f"The alert could not be sent through {variable} ({type(error).__name__}).",
+            mend="Check the form of its setting; it is tried again.",
+        ) from None
 
 
 def _post_alert(variable: str, address: str, alert: Alert) -> None:
@@ -127,14 +142,20 @@ def _mail(variable: str, addresses: str, alert: Alert) -> None:
         )  # fmt: skip
     message = EmailMessage()
     recipients = [part.strip() for part in addresses.split(",") if part.strip()]
+    if not recipients:
+        raise InputError(
+            variable, addresses, "it names no address", mend="Give addresses, with commas between."
+        )
+    user = unquote(server.username or "")
     message["Subject"] = " ".join(alert.title.split())
-    message["From"] = unquote(server.username or "") or recipients[0]
+    message["From"] = os.environ.get(SENDER) or (user if "@" in user else recipients[0])
     message["To"] = ", ".join(recipients)
     message.set_content(alert.text)
     try:
         with _connect(server.scheme, server.hostname, server.port) as connection:
-            if server.username:
-                connection.login(unquote(server.username), unquote(server.password or ""))
+            if user:
+                _require_secret(connection, server.hostname)
+                connection.login(user, unquote(server.password or ""))
             connection.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
         raise AlertError(
@@ -148,11 +169,31 @@ def _connect(scheme: str, host: str, port: int | None) -> smtplib.SMTP:
     if scheme == "smtps":
         return smtplib.SMTP_SSL(host, port or 465, timeout=TIMEOUT_S, context=context)
     connection = smtplib.SMTP(host, port or 587, timeout=TIMEOUT_S)
-    connection.ehlo()
-    if connection.has_extn("starttls"):
-        connection.starttls(context=context)
+    try:
         connection.ehlo()
+        if connection.has_extn("starttls"):
+            connection.starttls(context=context)
+            connection.ehlo()
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def _require_secret(connection: smtplib.SMTP, host: str) -> None:
+    """See that nobody on the way can read a password."""
+    if not isinstance(connection.sock, ssl.SSLSocket) and not _on_loopback(connection):
+        raise AlertError(
+            f"The mail server in {SMTP} offers no encryption, and a password would go to {host} "
+            "in the clear.",
+            mend="Use smtps://, or a server with STARTTLS.",
+        )
+
+
+def _on_loopback(connection: smtplib.SMTP) -> bool:
+    assert connection.sock is not None
+    peer = str(connection.sock.getpeername()[0]).partition("%")[0]
+    return ipaddress.ip_address(peer).is_loopback
 
 
 _CHANNELS: Final[Mapping[str, tuple[str, Callable[[str, str, Alert], None]]]] = {

@@ -633,7 +633,13 @@ def decide(
             mend="`resilience trends --muted` lists them.",
         )  # fmt: skip
     try:
-        decision = keep_decision(data_home, change, Choice(choice), note, by or getpass.getuser())
+        who = by or getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise InputError(
+            "--by", "", "this user has no name here", mend="Say who decides: --by NAME."
+        ) from error
+    try:
+        decision = keep_decision(data_home, change, Choice(choice), note, who)
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(

@@ -70,6 +70,8 @@ def _owner_lives(folder: Path) -> bool:
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except PermissionError:
+        return True  # another user's: who can't look must not take it for dead
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

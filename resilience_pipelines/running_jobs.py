@@ -32,6 +32,6 @@ def running_stacks(home: Home) -> list[Stack]:
     for folder in owned_by_the_living(home.work, FOLDERS):
         try:
             found.append(Stack.model_validate_json((folder / _NOTE).read_bytes()))
-        except (FileNotFoundError, ValidationError):
-            continue  # it begins, ends, or is just writing its note: the next look sees it
+        except (OSError, ValidationError):
+            continue  # it begins, ends, is just writing its note, or is another user's
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -165,7 +166,8 @@ def parse_nvbandwidth(content: bytes, origin: Origin) -> list[Baseline]:
                         {
                             "product": "nvbandwidth",
                             "figure": f"{case.get('name')}, row {row}, column {column}",
-                            "value": _number(cell, f"{where}.bandwidth_matrix"), "unit": unit,
+                            "value": _written_number(cell, f"{where}.bandwidth_matrix"),
+                            "unit": unit,
                             "driver_version": None if driver is None else str(driver),
                             "detail": description,
                         },
@@ -229,9 +231,22 @@ def _list(value: object, where: str) -> list[Any]:
 
 
 def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refused(where, "it has to be a number", value)
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
+        number = float(value)
+    except OverflowError as error:
+        raise _refused(where, "it is too large", value) from error
+    if not math.isfinite(number):
+        raise _refused(where, "it has to be finite", value)
+    return number
+
+
+def _written_number(value: object, where: str) -> float:
+    """A number that the format writes as text."""
+    try:
+        return _number(float(value) if isinstance(value, str) else value, where)
+    except ValueError as error:
         raise _refused(where, "it has to be a number", value) from error
 
 

@@ -39,7 +39,7 @@ _CHUNK = bytes(64 * 2**10)
 
 # Lazily: what still has a file open there keeps it, and nobody can reach it any more.
 _UNDO = """
-if grep -q " $1 " /proc/self/mounts; then umount -l "$1" || exit 1; fi
+if mountpoint -q "$1"; then umount -l "$1" || exit 1; fi
 [ ! -d "$1" ] || rmdir "$1"
 """
 
@@ -100,14 +100,16 @@ class StoreInjection(Injection):
     def __init__(self, context: FaultContext, engine: SnapshotEngine, what: Exhausted) -> None:
         super().__init__(context)
         self._what = what
-        self._mount = Path(tempfile.mkdtemp(dir=context.scratch, prefix="small-store-"))
+        scratch = context.scratch.resolve()
+        self._mount = Path(tempfile.mkdtemp(dir=scratch, prefix="small-store-"))
+        # Before the mount: whatever ends this process after it finds somebody who undoes it.
         try:
-            _mount(self._mount)
-        except ObstacleError:
+            self._lease = Lease(f"The mount {self._mount}", _UNDO, str(self._mount))
+        except OSError:
             self._mount.rmdir()
             raise
-        self._lease = Lease(f"The mount {self._mount}", _UNDO, str(self._mount))
         try:
+            _mount(self._mount)
             self._store = SnapshotStore(self._mount / "snapshots")
         except BaseException:
             self.close()
@@ -162,12 +164,10 @@ class StoreInjection(Injection):
         self._lease.release(_MOUNT_DEADLINE_S)
 
     def prove_rollback(self) -> Proof:
-        """The kernel knows no such mount, and its folder is gone."""
-        mounts = Path("/proc/self/mounts").read_text()
-        mounted = f" {self._mount} " in mounts
-        gone = not mounted and not self._mount.exists()
+        """Nothing is mounted there any more, and the folder is gone."""
+        gone = not self._mount.is_mount() and not self._mount.exists()
         detail = "unmounted and removed" if gone else f"{self._mount} is still there"
-        return Proof(proved=gone, source="/proc/self/mounts", detail=detail)
+        return Proof(proved=gone, source="stat", detail=detail)
 
     def close(self) -> None:
         """See `Injection.close`."""

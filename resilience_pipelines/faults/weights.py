@@ -22,6 +22,7 @@ from typing import Any
 
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.weights_verifier import WeightsVerifier, file_sha256
+from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError
 from resilience_pipelines.faults.guards import FreeDisk
 from resilience_pipelines.faults.recovery import Recovery
@@ -29,7 +30,6 @@ from resilience_pipelines.faults.snapshot_image import same_content
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, OracleVerdict, Proof
 from resilience_pipelines.startup.arms import start_process
-from resilience_pipelines.workers.client import WorkerRequestError
 from resilience_pipelines.workers.oracle import check_answer
 from resilience_pipelines.workers.process import WorkerFailedError
 
@@ -108,13 +108,16 @@ class WeightsCorrupted:
                 FaultReason.NO_WEIGHTS,
                 f"The worker {context.worker.name} has no weights in safetensors files.",
             )
+        tensors_of(files[0])
         return WeightsInjection(context, files[0], self.damage)
 
 
 class WeightsInjection(Injection):
     """One damaged copy: the first weight file copied, all else in its folder linked to."""
 
-    hits_worker = False
+    hits_worker = True
+    """It is the restart that finds the damage, and two workers may not fit on one GPU: the one that
+    serves is stopped before a start is tried."""
 
     def __init__(self, context: FaultContext, original: Path, damage: WeightsDamage) -> None:
         super().__init__(context)
@@ -165,7 +168,7 @@ class WeightsInjection(Injection):
         limit_s = worker.request_deadline_s
         try:
             started = start_process(worker, self.context.support, self.context.warm_cache, None)
-        except (WorkerFailedError, WorkerRequestError) as error:
+        except ResilienceError as error:
             refused = isinstance(error, WorkerFailedError)
             self._at_load = AtLoad.REFUSED if refused else AtLoad.NO_ANSWER
             self._detail = str(error)
@@ -175,7 +178,7 @@ class WeightsInjection(Injection):
                 started.running.client, self.context.answer,
                 tolerance=worker.logprob_tolerance, timeout_s=limit_s,
             )  # fmt: skip
-        except WorkerRequestError as error:
+        except ResilienceError as error:
             self._at_load, self._detail = AtLoad.NO_ANSWER, str(error)
         else:
             same = oracle.verdict is OracleVerdict.EQUAL
@@ -209,7 +212,7 @@ def damage_weights(path: Path, damage: WeightsDamage) -> None:
 
     Raises:
         OSError: it can't be done.
-        ValueError: the file has no tensor of at least one page.
+        ObstacleError: the file holds no tensors of at least one page.
     """
     if damage is WeightsDamage.MISSING_FILE:
         path.unlink()
@@ -218,11 +221,9 @@ def damage_weights(path: Path, damage: WeightsDamage) -> None:
     if damage is WeightsDamage.TRUNCATION:
         os.truncate(path, size // 2)
         return
+    body = tensors_of(path)
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        body = _LENGTH_BYTES + int.from_bytes(os.pread(handle, _LENGTH_BYTES, 0), "little")
-        if not _LENGTH_BYTES < body <= size - _ZEROED_BYTES:
-            raise ValueError(f"{path} has no tensor of at least {_ZEROED_BYTES} bytes")
         middle = body + (size - body) // 2
         match damage:
             case WeightsDamage.HEADER_BIT_FLIP:
@@ -235,6 +236,22 @@ def damage_weights(path: Path, damage: WeightsDamage) -> None:
                 os.pwrite(handle, bytes(_ZEROED_BYTES), offset)
     finally:
         os.close(handle)
+
+
+def tensors_of(path: Path) -> int:
+    """Where the tensors of a safetensors file begin, in bytes.
+
+    Raises:
+        OSError: it can't be read.
+        ObstacleError: it holds no tensors of at least one page.
+    """
+    with path.open("rb") as stream:
+        begin = _LENGTH_BYTES + int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+    if not _LENGTH_BYTES < begin <= path.stat().st_size - _ZEROED_BYTES:
+        raise ObstacleError(
+            FaultReason.NO_WEIGHTS, f"{path} holds no tensors of at least {_ZEROED_BYTES} bytes."
+        )
+    return begin
 
 
 def _flip(handle: int, offset: int, bit: int) -> None:

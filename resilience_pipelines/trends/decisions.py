@@ -7,6 +7,7 @@ does not: finding changes (`change_points`), and what follows from a decision (t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from datetime import UTC, datetime
@@ -59,16 +60,17 @@ def decide(home: Home, change_id: str, choice: Choice, note: str, by: str) -> De
     line = decision.model_dump_json().encode() + b"\n"
     path = home.root / FILE
     try:
-        with path.open("ab") as stream:
+        # Unbuffered: what a buffer still held after a failure would be written when it is closed.
+        with path.open("ab", buffering=0) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             size = stream.seek(0, os.SEEK_END)
             try:
-                stream.write(line)
-                stream.flush()
+                if stream.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(stream.fileno())
             except OSError:
                 # Half a line would make the file unreadable.
-                os.truncate(path, size)
+                stream.truncate(size)
                 raise
     except OSError as error:
         raise StorageError(

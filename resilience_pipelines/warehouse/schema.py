@@ -297,6 +297,9 @@ create table raw.baselines (
     ),
 )
 
+SIDE_TABLES: Final = ("releases", "change_decisions", "baselines")
+"""Tables that come from files of the data home and not from landing folders."""
+
 RECORD_TABLES: Final = (
     "runs",
     "startups",

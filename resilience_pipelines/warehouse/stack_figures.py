@@ -52,6 +52,15 @@ def measured_stacks(home: Home) -> list[Stack]:
     return _stacks(home, "from stacks order by last_measured_at desc, stack_key")
 
 
+def suite_stacks(home: Home) -> list[Stack]:
+    """Those of them that the whole suite went over: with starts and with experiments."""
+    return _stacks(
+        home,
+        "from stacks where stack_key in (select stack_key from startup_measurements) "
+        "and stack_key in (select stack_key from fault_runs) order by stack_key",
+    )
+
+
 def failing_stacks(home: Home) -> list[Stack]:
     """Those of them on which an arm, or every snapshot, failed each time."""
     return _stacks(
@@ -145,8 +154,9 @@ def accepted_figures(home: Home, before: str, after: str) -> set[str]:
     """The figures whose change between two stacks somebody has accepted or muted."""
     rows = query(
         home,
-        "select basis, arm, variant from change_points where previous_stack_key = ? "
-        "and stack_key = ? and decision in ('accepted', 'muted')",
+        "select basis, arm, variant from (from change_points where previous_stack_key = ? "
+        "and stack_key = ? qualify row_number() over (partition by basis, arm, variant "
+        "order by changed_at desc) = 1) where decision in ('accepted', 'muted')",
         [before, after],
     )
     return {_startup(row) for row in rows.iter_rows(named=True)}

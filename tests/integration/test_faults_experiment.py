@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -417,7 +418,13 @@ def test_without_resource_limits_their_faults_are_not_applicable(
 def test_a_store_that_can_not_be_mounted_is_not_applicable(
     context: FaultContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(context.scratch))  # no `mount` there
+    tools = context.scratch.parent / "tools"  # no `mount` among them
+    tools.mkdir()
+    for name in ("sh", "cat", "mountpoint", "umount", "rmdir"):
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(tools))
     fault = CATALOGUE["snapshot_store_out_of_bytes"]
     with pytest.raises(ObstacleError) as obstacle:
         fault.prepare(context)

@@ -105,7 +105,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         )
         return {"reference": machine}
 
-    for module in ("assets.measuring", "assets.stacks", "resilience_pipelines.release_survey"):
+    for module in (
+        "assets.measuring",
+        "assets.sensors",
+        "assets.stacks",
+        "resilience_pipelines.release_survey",
+    ):
         monkeypatch.setattr(f"{module}.read_machines", machines)
     monkeypatch.setattr("assets.warehouse.published_results", list)
     return made

@@ -61,7 +61,7 @@ LEVELS = (
 CHANGE = hashlib.md5(
     "|".join(
         ("reference", "simulated", LEVELS[0].hardware_key, "tiny", "cold", "", LEVELS[0].key,
-         LEVELS[1].key, "")
+         LEVELS[1].key, "", "1")
     ).encode()
 ).hexdigest()[:12]  # fmt: skip
 OTHERS = [

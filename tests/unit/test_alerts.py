@@ -164,6 +164,48 @@ def test_no_error_holds_the_address(
     assert "s3cret" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("channel", "settings"),
+    [
+        ("webhook", {WEBHOOK: "http://127.0.0.1:s3cret/"}),
+        ("webhook", {WEBHOOK: "http://[s3cret"}),
+        ("webhook", {WEBHOOK: "http://127.0.0.1/s3cret\n"}),
+        ("slack", {SLACK: "http://" + "s3cret" * 20 + "/"}),
+        ("email", {EMAIL: ","}),
+        ("email", {EMAIL: "a@example.org", SMTP: "smtp://user:s3cr/s3cret@127.0.0.1"}),
+        ("email", {EMAIL: "a@example.org", SMTP: "smtp://user:s3cret@127.0.0.1:99999"}),
+    ],
+)
+def test_whatever_a_setting_is_the_error_is_one_of_ours_and_holds_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, channel: str, settings: dict[str, str]
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("httpx.post", refuse_link_local)
+    with pytest.raises(ResilienceError) as error:
+        send(channel, ALERT)
+    assert "s3c" not in str(error.value)
+
+
+def test_no_address_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with http_server(200) as (address, _), caplog.at_level("INFO"):
+        monkeypatch.setenv(WEBHOOK, address)
+        send("webhook", ALERT)
+    assert "s3cret" not in caplog.text
+
+
+def test_a_password_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resilience_pipelines.alerts._on_loopback", lambda connection: False)
+    with mail_server() as (address, got):
+        monkeypatch.setenv(SMTP, address)
+        monkeypatch.setenv(EMAIL, "a@example.org")
+        with pytest.raises(AlertError, match="no encryption"):
+            send("email", ALERT)
+    assert got == []
+
+
 def test_a_link_local_address_is_refused_before_anything_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +47,29 @@ def test_a_line_that_is_no_decision_is_named(home: Home) -> None:
         stream.write("{}\n")
     with pytest.raises(CorruptError, match="line 2"):
         decisions(home)
+
+
+def test_half_a_decision_is_taken_back(home: Home) -> None:
+    """The kernel writes what fits and refuses the rest, as a full disk does."""
+    first = decide(home, CHANGE, Choice.NOTED, "", "ada")
+    path = home.root / FILE
+    code = (
+        "import resource, signal, sys\n"
+        "from resilience_pipelines.home import Home\n"
+        "from resilience_pipelines.trends.decisions import Choice, decide\n"
+        "from pathlib import Path\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
+        "decide(Home(Path(sys.argv[1])), '0123456789ab', Choice.NOTED, 'b' * 900, 'ada')\n"
+    )
+    limit = str(path.stat().st_size + 100)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(home.root), limit],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "StorageError" in done.stderr
+    assert decisions(home) == [first]
+    assert decide(home, CHANGE, Choice.NOTED, "", "grace") == decisions(home)[1]
 
 
 def test_a_disk_that_is_full_loses_no_decision(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

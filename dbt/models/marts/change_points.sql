@@ -1,5 +1,5 @@
--- A change is named by its series and the stacks on both sides, so that its name stays when more
--- points come; where no known dimension differs, by its moment too.
+-- A change is named by its series, the stacks on both sides and how often that has been, so that its
+-- name stays when more points come; where no known dimension differs, by its moment too.
 -- Every right start is a point of its series. A change is put down to what differs between the two
 -- stacks at its place or, since a place can be off by one, right beside it.
 with series as (
@@ -64,7 +64,12 @@ named as (
                 when keys[place - 1] = keys[place]
                     then epoch_us(moments[change.position])::varchar
                 else ''
-            end
+            end,
+            row_number() over (
+                partition by
+                    worker, basis, hardware_key, model, arm, variant, keys[place - 1], keys[place]
+                order by change.position
+            )
         )), 12) as change_id
     from explained
 )
