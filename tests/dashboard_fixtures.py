@@ -65,6 +65,17 @@ TABLES = {
     f"software_label text, first_started_at timestamptz, {INTERVAL}, previous_stack_key text, "
     "previous_median_s double, "
     "change_fraction double, changed_dimensions text",
+    "change_points": f"change_id text, {SCOPE}, hardware_key text, hardware_label text, "
+    "model text, arm text, variant text, changed_at timestamptz, previous_stack_key text, "
+    "n_before bigint, n_after bigint, before_median_s double, after_median_s double, "
+    "change_fraction double, change_low double, change_high double, noise_threshold double, "
+    "significant boolean, relevant boolean, attribution text, candidate_dimensions text[], "
+    "decision text, decision_note text, decided_by text, decided_at timestamptz",
+    "compatibility_matrix": f"{SCOPE}, source_stack_key text, source_hardware_label text, "
+    "source_software_label text, hardware_label text, software_label text, "
+    "differing_dimensions text[], n bigint, n_ok bigint, n_failed bigint, "
+    "predicted_compatible boolean, reason_code text, gate text, median_elapsed_s double, "
+    "wasted_gpu_s double, last_at timestamptz",
     "snapshots": f"{MEASURED}, snapshot_engine text, snapshot_id text, outcome text, "
     "reason_code text, detail text, "
     "total_s double, unaccounted_s double, image_bytes bigint, image_files bigint, "
@@ -162,6 +173,7 @@ def _rich() -> Marts:
         "model_precision": "bfloat16",
     }  # fmt: skip
     before: Stack | None = None
+    known: list[Stack] = []
     previous: dict[str, float] = {}
     for place, (change, medians) in enumerate(steps):
         dimensions |= change
@@ -172,7 +184,10 @@ def _rich() -> Marts:
             before=before, previous=previous,
         )  # fmt: skip
         before, previous = stack, medians
+        known.append(stack)
     assert before is not None
+    _change_points(marts, known)
+    _compatibility(marts, known)
     add_faults(marts, before, START + timedelta(days=33), basis="simulated", worker="vllm", seed=3)
     return marts
 
@@ -241,7 +256,7 @@ def hostile(text: str = HOSTILE) -> Marts:
         "arm", "basis", "stack_key", "run_id", "measurement_id", "outcome", "verdict", "kind",
         "oracle_verdict", "versus", "changed_dimensions", "unsupported", "parameters", "phase",
         "previous_stack_key", "result", "hardware_key", "software_key", "recovery", "layer",
-        "detector", "event", "planned_fault",
+        "detector", "event", "planned_fault", "source_stack_key", "attribution", "decision", "gate",
     }  # fmt: skip
     for table, columns in TABLES.items():
         texts = {c.split()[0] for c in columns.split(", ") if c.split()[1] == "text"} - fixed
@@ -437,6 +452,66 @@ def _speedups(marts: Marts, scope: Row, totals: Mapping[str, list[float]]) -> No
             "restore_speedup", **scope, versus=versus, other_arm=arm, n_other=len(totals[arm]),
             n_restore=len(totals["restore"]), speedup=ratio, ci_low=ratio * 0.93,
             ci_high=ratio * 1.08,
+        )  # fmt: skip
+
+
+def add_change_point(
+    marts: Marts, before: Stack, after: Stack, at: datetime, arm: str, fraction: float,
+    **values: Any,
+) -> None:  # fmt: skip
+    candidates = sorted(before.differences(after))
+    names = ("unexplained", "one_dimension", "candidates")
+    marts.add(
+        "change_points",
+        **{
+            "change_id": hashlib.sha256(f"{arm} {at} {values}".encode()).hexdigest()[:12],
+            **_scope(after, "vllm", "simulated"), "hardware_key": after.hardware_key,
+            "hardware_label": after.hardware_label, "model": after.model, "arm": arm,
+            "variant": None, "changed_at": at, "previous_stack_key": before.key, "n_before": 14,
+            "n_after": 7, "before_median_s": 10.0, "after_median_s": 10.0 * (1 + fraction),
+            "change_fraction": fraction, "change_low": fraction - 0.04,
+            "change_high": fraction + 0.03, "noise_threshold": 0.05, "significant": True,
+            "relevant": True, "attribution": names[min(len(candidates), 2)],
+            "candidate_dimensions": candidates, "decision": None, "decision_note": None,
+        }
+        | values,
+    )  # fmt: skip
+
+
+def _change_points(marts: Marts, stacks: list[Stack]) -> None:
+    """A change of each kind over the engine's stacks: put down to one, to several, to nothing."""
+    first, second, third, fourth, fifth = stacks
+    at = [START + timedelta(days=8 * place) for place in range(len(stacks))]
+    add_change_point(marts, second, third, at[2], "restore", -0.36)
+    add_change_point(
+        marts, third, fourth, at[3], "restore", -0.15, decision="accepted",
+        decision_note="fewer copies",
+    )  # fmt: skip
+    add_change_point(marts, fourth, fifth, at[4], "cold", -0.09, relevant=False)
+    add_change_point(marts, first, first, at[0] + timedelta(hours=3), "cold", 0.07, relevant=None)
+    add_change_point(marts, first, second, at[1], "sleep_wake", 0.5, variant="level_2")
+    add_change_point(
+        marts, first, second, at[1], "warm_cache", 0.77, decision="muted",
+        decision_note="a noisy neighbour",
+    )  # fmt: skip
+
+
+def _compatibility(marts: Marts, stacks: list[Stack]) -> None:
+    """Snapshots of the last stack but one restored on it and beyond, with each say of the gate."""
+    source = stacks[-2]
+    for place, (target, n_ok, predicted, gate) in enumerate(
+        ((source, 3, True, "right"), (stacks[-1], 1, True, "too_lax"),
+         (stacks[-3], 3, False, "too_strict"))
+    ):  # fmt: skip
+        marts.add(
+            "compatibility_matrix", **_scope(target, "vllm", "simulated"),
+            source_stack_key=source.key, source_hardware_label=source.hardware_label,
+            source_software_label=source.software_label, hardware_label=target.hardware_label,
+            software_label=target.software_label,
+            differing_dimensions=sorted(source.differences(target)), n=3, n_ok=n_ok,
+            n_failed=3 - n_ok, predicted_compatible=predicted,
+            reason_code=None if n_ok == 3 else "restore_failed", gate=gate, median_elapsed_s=5.1,
+            wasted_gpu_s=4.2 * (3 - n_ok), last_at=START + timedelta(days=40, hours=place),
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Vali
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.records import Basis, CriuStatistics, Verdict
 from resilience_pipelines.stack import Stack
+from resilience_pipelines.trends.decisions import Choice
 
 # Controls and bidirectional overrides can hide or reorder what a reader sees; line ends may stay.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -229,15 +230,20 @@ class SpeedupRow(ScopedRow):
     ci_high: float | None
 
 
-class TrendRow(ScopedRow):
-    """One stack's median of one arm, in the series of one machine and model."""
+class SeriesRow(ScopedRow):
+    """A row of the series of one machine and model, which goes over stacks."""
+
+    hardware_key: Text
+    model: Text | None
+
+
+class TrendRow(SeriesRow):
+    """One stack's median of one arm."""
 
     TABLE: ClassVar[str] = "startup_trend"
     ORDER: ClassVar[str] = "first_started_at, stack_key, arm"
 
-    hardware_key: Text
     hardware_label: Text
-    model: Text | None
     arm: Text
     software_label: Text
     first_started_at: AwareDatetime
@@ -249,6 +255,55 @@ class TrendRow(ScopedRow):
     previous_median_s: float | None
     change_fraction: float | None
     changed_dimensions: Names
+
+
+class ChangePointRow(SeriesRow):
+    """A change of level in the start-up times of one arm; `stack_key` is the stack from it on."""
+
+    TABLE: ClassVar[str] = "change_points"
+    ORDER: ClassVar[str] = "changed_at desc, arm, variant nulls first, change_id"
+
+    change_id: Text
+    arm: Text
+    variant: Text | None
+    changed_at: AwareDatetime
+    previous_stack_key: Text
+    """The stack before; the same one where nothing known changed."""
+    n_before: Count
+    n_after: Count
+    before_median_s: float
+    after_median_s: float
+    change_fraction: float | None
+    change_low: float | None
+    change_high: float | None
+    significant: bool
+    relevant: bool | None
+    """None where it is not known what the series does from run to run by itself."""
+    attribution: Text
+    candidate_dimensions: Names
+    decision: Text | None
+    decision_note: Text | None
+
+
+class CompatibilityRow(ScopedRow):
+    """Snapshots of one stack restored on another one, which is `stack_key`."""
+
+    TABLE: ClassVar[str] = "compatibility_matrix"
+    ORDER: ClassVar[str] = "last_at desc, source_stack_key, stack_key"
+
+    source_stack_key: Text
+    source_hardware_label: Text
+    source_software_label: Text
+    hardware_label: Text
+    software_label: Text
+    differing_dimensions: Names
+    n: Count
+    n_ok: Count
+    predicted_compatible: bool
+    reason_code: Text | None
+    gate: Text
+    """Whether the gate knew: right, too_strict or too_lax."""
+    wasted_gpu_s: float
 
 
 class SnapshotRow(ScopedRow, CriuColumns):
@@ -429,6 +484,8 @@ class Scope:
     speedups: tuple[SpeedupRow, ...]
     trend: tuple[TrendRow, ...]
     """The whole series that this scope is part of: the same machine, model, worker and basis."""
+    change_points: tuple[ChangePointRow, ...]
+    """The changes of level in that series, the newest first; none that somebody muted."""
     snapshots: tuple[SnapshotRow, ...]
     snapshot_phases: tuple[SnapshotPhaseRow, ...]
     faults: tuple[FaultRow, ...]
@@ -436,6 +493,8 @@ class Scope:
     """Control arms that passed and in which no detector reported anything."""
     fault_summary: tuple[FaultSummaryRow, ...]
     coverage: tuple[CoverageRow, ...]
+    compatibility: tuple[CompatibilityRow, ...]
+    """Restores on this stack, and restores elsewhere of what was taken on it."""
     quality: tuple[QualityRow, ...]
 
     @property
@@ -510,6 +569,8 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
     snapshots, snapshot_phases = read(SnapshotRow), read(SnapshotPhaseRow)
     faults, fault_summary = read(FaultRow), read(FaultSummaryRow)
     coverage, quality = read(CoverageRow), read(QualityRow)
+    change_points = [row for row in read(ChangePointRow) if row.decision != Choice.MUTED]
+    compatibility = read(CompatibilityRow)
 
     events, detections = _by_measurement(read(EventRow)), _by_measurement(read(DetectionRow))
     scopes = []
@@ -535,6 +596,7 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
                 phase_summary=_of(phases, key),
                 speedups=_of(speedups, key),
                 trend=tuple(row for row in trend if _series_key(row) in series),
+                change_points=tuple(row for row in change_points if _series_key(row) in series),
                 snapshots=own_snapshots,
                 snapshot_phases=tuple(
                     row for row in snapshot_phases if (row.run_id, row.measurement_id) in taken
@@ -543,6 +605,11 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
                 clean_controls=sum(_is_clean(row, detections) for row in own_faults if row.control),
                 fault_summary=_of(fault_summary, key),
                 coverage=_of(coverage, key),
+                compatibility=tuple(
+                    row
+                    for row in compatibility
+                    if key in (_scope_key(row), (row.worker, row.basis, row.source_stack_key))
+                ),
                 quality=_of(quality, key),
             )
         )
@@ -569,7 +636,7 @@ def _scope_key(row: ScopedRow) -> tuple[str, str, str]:
     return (row.worker, row.basis, row.stack_key)
 
 
-def _series_key(row: TrendRow) -> tuple[str, str, str, str | None]:
+def _series_key(row: SeriesRow) -> tuple[str, str, str, str | None]:
     return (row.worker, row.basis, row.hardware_key, row.model)
 
 

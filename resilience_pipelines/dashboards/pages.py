@@ -47,6 +47,8 @@ MOST_EXPERIMENTS = 120
 """Timelines per scope; the page says how many there are beyond them."""
 MOST_SNAPSHOTS = 12
 MOST_RUNS = 40
+MOST_CHANGE_POINTS = 40
+MOST_COMPATIBILITY = 40
 DATA_BUDGET_BYTES = 2_500_000
 """Inline data after which older stacks are only listed, so that the page stays well below 10 MB."""
 
@@ -87,6 +89,8 @@ class ScopeView:
     findings: tuple[headline.Finding, ...]
     charts: Mapping[str, Chart | None]
     arm_lines: tuple[tables.ArmLine, ...]
+    change_lines: tuple[tables.ChangeLine, ...]
+    changes_left_out: int
     fault_lines: tuple[tuple[tables.FaultLine, ...], ...]
     control_chips: tuple[tables.Chip, ...]
     controls: int
@@ -97,6 +101,8 @@ class ScopeView:
     snapshot_lines: tuple[tables.SnapshotLine, ...]
     snapshots_left_out: int
     criu_tables: tuple[tables.CriuTable, ...]
+    compatibility_lines: tuple[tables.CompatibilityLine, ...]
+    compatibility_left_out: int
     quality_lines: tuple[tables.QualityLine, ...]
     run_lines: tuple[tables.RunLine, ...]
     runs_left_out: int
@@ -110,7 +116,7 @@ class ScopeView:
             "startup": bool(self.arm_lines),
             "trend": self.charts["trend"] is not None,
             "faults": bool(self.scope.faults),
-            "snapshots": bool(self.snapshot_lines),
+            "snapshots": bool(self.snapshot_lines or self.compatibility_lines),
             "quality": bool(self.quality_lines),
         }
         return tuple(name for name in TITLES if held.get(name))
@@ -213,7 +219,9 @@ def _scope(
             f"{scope_id}-distribution", scope.startups, scope.variants
         ),
         "speedups": figures.speedups(f"{scope_id}-speedups", scope.speedups),
-        "trend": trend_figure.trend(f"{scope_id}-trend", scope.trend, published.stacks),
+        "trend": trend_figure.trend(
+            f"{scope_id}-trend", scope.trend, published.stacks, scope.change_points
+        ),
         "detect": fault_figures.fault_times(
             f"{scope_id}-detect", "detect", scope.fault_summary, scope.faults
         ),
@@ -254,6 +262,10 @@ def _scope(
         findings=headline.findings(scope),
         charts=charts,
         arm_lines=tables.arm_lines(scope),
+        change_lines=tables.change_lines(
+            scope.change_points[:MOST_CHANGE_POINTS], published.stacks
+        ),
+        changes_left_out=max(len(scope.change_points) - MOST_CHANGE_POINTS, 0),
         fault_lines=tables.fault_lines(
             scope.fault_summary, scope.faults, [key for key, _ in experiments]
         ),
@@ -265,6 +277,10 @@ def _scope(
         snapshot_lines=tables.snapshot_lines(scope.snapshots[:MOST_SNAPSHOTS]),
         snapshots_left_out=max(len(scope.snapshots) - MOST_SNAPSHOTS, 0),
         criu_tables=tables.criu_tables(scope),
+        compatibility_lines=tables.compatibility_lines(
+            scope.compatibility[:MOST_COMPATIBILITY], scope.stack.stack_key
+        ),
+        compatibility_left_out=max(len(scope.compatibility) - MOST_COMPATIBILITY, 0),
         quality_lines=tables.quality_lines(scope.quality),
         run_lines=tables.run_lines(first_run),
         runs_left_out=len(scope.runs) - len(first_run),

@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from resilience_pipelines.dashboards import headline, palette, words
 from resilience_pipelines.dashboards.data import (
+    ChangePointRow,
+    CompatibilityRow,
     CoverageRow,
     CriuColumns,
     FaultRow,
@@ -42,6 +44,7 @@ VERDICT_STATUS = {
     Verdict.ABORTED.value: Status.WARN,
     Verdict.NOT_APPLICABLE.value: Status.NONE,
 }
+GATE_STATUS = {"right": Status.GOOD, "too_strict": Status.WARN, "too_lax": Status.BAD}
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,131 @@ def arm_lines(scope: Scope) -> tuple[ArmLine, ...]:
             )
         )
     return tuple(lines)
+
+
+@dataclass(frozen=True)
+class ChangeLine:
+    """One change of level."""
+
+    change_id: str
+    changed: str
+    arm: str
+    mark: palette.Mark
+    change: Estimate
+    before: str
+    after: str
+    relevant: str
+    what_changed: str
+    decision: str
+
+
+def change_lines(
+    rows: Sequence[ChangePointRow], stacks: Mapping[str, StackRow]
+) -> tuple[ChangeLine, ...]:
+    """Changes as given, with both stacks' values of the dimensions that differ."""
+    return tuple(
+        ChangeLine(
+            change_id=row.change_id,
+            changed=words.minute(row.changed_at),
+            arm=words.arm(row.arm, row.variant),
+            mark=palette.arm(row.arm),
+            change=Estimate(
+                words.percent(row.change_fraction, signed=True),
+                words.percent_range(row.change_low, row.change_high),
+            ),
+            before=f"{words.seconds(row.before_median_s)}, {words.sample(row.n_before)}",
+            after=f"{words.seconds(row.after_median_s)}, {words.sample(row.n_after)}",
+            relevant=_relevant(row),
+            what_changed=_what_changed(row, stacks),
+            decision=_decision(row),
+        )
+        for row in rows
+    )
+
+
+def _relevant(row: ChangePointRow) -> str:
+    if not row.significant:
+        return "not significant"
+    return {True: "yes", False: "no", None: "not known"}[row.relevant]
+
+
+def _what_changed(row: ChangePointRow, stacks: Mapping[str, StackRow]) -> str:
+    if not row.candidate_dimensions:
+        return "nothing that is known"
+    before, after = stacks.get(row.previous_stack_key), stacks.get(row.stack_key)
+    named = [_difference(name, before, after) for name in row.candidate_dimensions]
+    return named[0] if len(named) == 1 else f"one or more of: {'; '.join(named)}"
+
+
+def _difference(name: str, before: StackRow | None, after: StackRow | None) -> str:
+    label = words.dimension(name)
+    if before is None or after is None or name not in after.dimensions:
+        return label
+    old, new = before.dimensions.get(name), after.dimensions[name]
+    return (
+        f"{label} {'none' if old is None else old} \N{RIGHTWARDS ARROW} "
+        f"{'none' if new is None else new}"
+    )
+
+
+def _decision(row: ChangePointRow) -> str:
+    if row.decision is None:
+        return "none"
+    decision = words.spoken(row.decision)
+    return f"{decision}: {row.decision_note}" if row.decision_note else decision
+
+
+@dataclass(frozen=True)
+class CompatibilityLine:
+    """Snapshots of one stack, restored on another one."""
+
+    source: str
+    target: str
+    differs: str
+    came_back: Chip
+    reason: str
+    gate: Chip
+    prediction: str
+    wasted: str
+
+
+def compatibility_lines(
+    rows: Sequence[CompatibilityRow], this_stack: str
+) -> tuple[CompatibilityLine, ...]:
+    """Pairs of stacks as given; hardware is named where it differs.
+
+    Args:
+        this_stack: the key of the stack that is called so.
+    """
+    lines = []
+    for row in rows:
+        moved = row.source_hardware_label != row.hardware_label
+        good = row.n_ok == row.n
+        lines.append(
+            CompatibilityLine(
+                source="this stack"
+                if row.source_stack_key == this_stack
+                else _stack_name(row.source_software_label, row.source_hardware_label, moved),
+                target="this stack"
+                if row.stack_key == this_stack
+                else _stack_name(row.software_label, row.hardware_label, moved),
+                differs=", ".join(words.dimension(name) for name in row.differing_dimensions)
+                or "nothing",
+                came_back=Chip(
+                    Status.GOOD if good else Status.WARN if row.n_ok else Status.BAD,
+                    f"{row.n_ok} of {row.n}",
+                ),
+                reason=words.spoken(row.reason_code) if row.reason_code else words.MISSING,
+                gate=Chip(GATE_STATUS.get(row.gate, Status.WARN), words.spoken(row.gate)),
+                prediction="lets it pass" if row.predicted_compatible else "refuses it",
+                wasted=words.seconds(row.wasted_gpu_s),
+            )
+        )
+    return tuple(lines)
+
+
+def _stack_name(software: str, hardware: str, with_hardware: bool) -> str:
+    return f"{software} on {hardware}" if with_hardware else software
 
 
 @dataclass(frozen=True)
@@ -467,7 +595,7 @@ def stack_facts(stack: StackRow) -> tuple[tuple[str, str], ...]:
     """Every dimension with its value; an unknown one says so."""
     return tuple(
         (
-            words.DIMENSION_LABELS.get(name, words.spoken(name)),
+            words.dimension(name),
             "unknown" if stack.dimensions.get(name) is None else str(stack.dimensions[name]),
         )
         for name in Stack.model_fields

@@ -1,17 +1,19 @@
 """Trend figure: start-up times of one machine, worker and model over its stacks in order of time.
 
-What belongs here: that one chart. What does not: whether a change means anything beyond its
-interval (`trends`), and the parts of a chart (`charts`).
+What belongs here: that one chart. What does not: where a level changed and whether a change means
+anything beyond its interval (`trends`), and the parts of a chart (`charts`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_pipelines.dashboards import palette, words
 from resilience_pipelines.dashboards.charts import (
     Builder,
+    Cell,
     Chart,
     LegendItem,
     Table,
@@ -22,18 +24,31 @@ from resilience_pipelines.dashboards.charts import (
     shortened,
     trace,
 )
-from resilience_pipelines.dashboards.data import StackRow, TrendRow
+from resilience_pipelines.dashboards.data import ChangePointRow, StackRow, TrendRow
 
 MOST_CHANGES = 4
 """Changed dimensions written at one mark; the rest are counted, and named in the chart's data."""
+MARK_LETTERS = 18
+"""What fits beside the line of a change of level before the next stack's median."""
 STACK_PX = 132
 PANEL_PX, GAP_PX, BOTTOM_PX = 124, 36, 52
 
 
-def trend(key: str, rows: Sequence[TrendRow], stacks: Mapping[str, StackRow]) -> Chart | None:
+LevelMarks = Mapping[tuple[str, str], ChangePointRow]
+"""Changes of level by arm and by the stack from which on they hold."""
+
+
+def trend(
+    key: str, rows: Sequence[TrendRow], stacks: Mapping[str, StackRow],
+    change_points: Sequence[ChangePointRow] = (),
+) -> Chart | None:  # fmt: skip
     """One panel per arm, each from 0 on; what changed is written above every stack.
 
     A single stack has no line to draw, so its panels stand side by side.
+
+    Args:
+        change_points: the newest first. Those between two stacks that stand side by side are
+            marked there; one within a stack has no place here, since a stack is one point.
     """
     timed = [row for row in rows if row.median_s is not None]
     if not timed:
@@ -45,36 +60,43 @@ def trend(key: str, rows: Sequence[TrendRow], stacks: Mapping[str, StackRow]) ->
     arms = in_order({row.arm for row in timed}, words.ARM_ORDER)
     panels = [[row for row in timed if row.arm == name] for name in arms]
     ticks = [_stack_tick(first_seen[stack_key], stacks) for stack_key in order]
+    marks = _between_stacks(change_points, arms, order)
     if len(order) == 1:
         figure = _side_by_side(panels, order, ticks)
         note = "One stack is no trend: measure a second one to see what a change does."
         least_px = 60 + 175 * len(arms) if len(arms) > 1 else 0
     else:
         changes = [_changes(stack_key, rows, stacks) for stack_key in order]
-        figure = _over_time(panels, order, ticks, changes)
+        figure = _over_time(panels, order, ticks, changes, marks)
         note = (
             "Above each stack stands what changed since the one before. A change in per cent is "
             "given where the two 95 % intervals don't overlap."
         )
+        if marks:
+            note += " A dashed line marks a change of level, with the dimensions that differ there."
         least_px = 84 + STACK_PX * len(order) if len(order) > 2 else 0
     hardware = stacks[order[-1]].dimensions if order[-1] in stacks else {}
     where = words.hardware(hardware) if hardware else timed[-1].hardware_label
     return Chart(
         key=key,
         title=f"Start-up on {shortened(where, 60)}",
-        summary=f"Median start-up times of {words.plural(len(order), 'stack')} in order of time.",
+        summary=f"Median start-up times of {words.plural(len(order), 'stack')} in order of time"
+        + (f", {words.plural(len(marks), 'change')} of level marked." if marks else "."),
         figure=figure,
         table=Table(
             (
                 "hardware", "model", "arm", "stack_key", "software", "first_started_at", "n",
                 "median_s", "ci_low_s", "ci_high_s", "previous_median_s", "change_fraction",
-                "changed_dimensions",
+                "level_change_fraction", "level_change_low", "level_change_high",
+                "level_change_dimensions", "changed_dimensions",
             ),
             tuple(
                 (
                     r.hardware_label, r.model, r.arm, r.stack_key, r.software_label,
                     r.first_started_at.isoformat(), r.n, r.median_s, r.ci_low_s, r.ci_high_s,
-                    r.previous_median_s, r.change_fraction, ", ".join(r.changed_dimensions),
+                    r.previous_median_s, r.change_fraction,
+                    *_level_cells(marks.get((r.arm, r.stack_key))),
+                    ", ".join(r.changed_dimensions),
                 )
                 for r in rows
             ),
@@ -82,7 +104,7 @@ def trend(key: str, rows: Sequence[TrendRow], stacks: Mapping[str, StackRow]) ->
         legend=tuple(
             LegendItem(words.arm(name), palette.arm(name).role, palette.arm(name).symbol)
             for name in arms
-        ),
+        ) + ((LegendItem("change of level", "ink", "line"),) if marks else ()),
         note=note,
         min_width_px=least_px,
     )  # fmt: skip
@@ -110,7 +132,7 @@ def _side_by_side(
 
 def _over_time(
     panels: Sequence[Sequence[TrendRow]], order: Sequence[str], ticks: Sequence[str],
-    changes: Sequence[Sequence[str]],
+    changes: Sequence[Sequence[str]], marks: LevelMarks,
 ) -> dict[str, Any]:  # fmt: skip
     figure = Builder()
     top_px = 30 + 15 * max(len(lines) for lines in changes)
@@ -124,6 +146,9 @@ def _over_time(
         layout[f"yaxis{suffix}"] = _time_axis(own, "x") | {"domain": [lower, upper]}
         figure.traces.extend(_panel(own, order, "x", f"y{suffix}"))
         figure.annotations.append(_panel_title(own, 0, upper))
+        for place, stack_key in enumerate(order):
+            if mark := marks.get((own[0].arm, stack_key)):
+                _draw_level_change(figure, mark, place - 0.5, f"y{suffix}")
     for place, lines in enumerate(changes[1:], start=1):
         figure.shapes.append(
             {
@@ -146,6 +171,69 @@ def _over_time(
         meta={"newest_at_right": True},
         **layout,
     )
+
+
+def _between_stacks(
+    change_points: Sequence[ChangePointRow], arms: Sequence[str], order: Sequence[str]
+) -> LevelMarks:
+    """The changes that have a place between two neighbours, the newest where there are several."""
+    neighbours = {after: before for before, after in itertools.pairwise(order)}
+    found: dict[tuple[str, str], ChangePointRow] = {}
+    for row in change_points:
+        drawn = row.arm in arms and row.variant is None
+        if drawn and neighbours.get(row.stack_key) == row.previous_stack_key:
+            found.setdefault((row.arm, row.stack_key), row)
+    return found
+
+
+def _draw_level_change(figure: Builder, row: ChangePointRow, at: float, y_axis: str) -> None:
+    """A line through the arm's panel, and at its foot, clear of the medians, what differs there."""
+    figure.shapes.append(
+        {
+            "type": "line", "xref": "x", "yref": f"{y_axis} domain", "x0": at, "x1": at,
+            "y0": 0, "y1": 1, "layer": "below",
+            "line": {"color": palette.light("ink"), "width": 1.5, "dash": "4px,3px"},
+        }
+    )  # fmt: skip
+    figure.traces.append(
+        trace(
+            "scatter", mode="text", xaxis="x", yaxis=y_axis, x=[at], y=[0],
+            text=[_put_down_to(row)], textposition="top right",
+            textfont={"size": 11, "color": palette.light("ink")}, cliponaxis=False,
+            hovertext=[_level_hover(row)], hovertemplate="%{hovertext}<extra></extra>",
+        )
+    )  # fmt: skip
+
+
+def _put_down_to(row: ChangePointRow) -> str:
+    names = [words.dimension(name) for name in row.candidate_dimensions]
+    text = ", ".join(names) or words.spoken(row.attribution)
+    if len(names) > 1 and len(text) > MARK_LETTERS:
+        text = words.plural(len(names), "candidate")
+    # The space keeps the first letter off the line.
+    return f"{words.NBSP}{label_text(shortened(text, MARK_LETTERS))}"
+
+
+def _level_hover(row: ChangePointRow) -> str:
+    interval = words.confidence(words.percent_range(row.change_low, row.change_high))
+    names = ", ".join(words.dimension(name) for name in row.candidate_dimensions)
+    return "<br>".join(
+        (
+            f"<b>{label_text(words.arm(row.arm))}</b> changed its level by "
+            f"{words.percent(row.change_fraction, signed=True)}",
+            f"{interval or 'no interval'}, {words.sample(row.n_before)} and {row.n_after:,}",
+            label_text(shortened(names or words.spoken(row.attribution), 80)),
+            words.minute(row.changed_at),
+        )
+    )
+
+
+def _level_cells(row: ChangePointRow | None) -> tuple[Cell, ...]:
+    """A marked change as cells of the chart's data, empty where there is none."""
+    if row is None:
+        return (None, None, None, None)
+    names = ", ".join(row.candidate_dimensions)
+    return (row.change_fraction, row.change_low, row.change_high, names)
 
 
 def _panel(
@@ -247,8 +335,7 @@ def _changes(stack_key: str, rows: Sequence[TrendRow], stacks: Mapping[str, Stac
     after = stacks.get(stack_key)
     lines = []
     for name in names[:MOST_CHANGES]:
-        label = words.DIMENSION_LABELS.get(name, words.spoken(name))
-        lines.append(f"<b>{label_text(shortened(label, 20))}</b>")
+        lines.append(f"<b>{label_text(shortened(words.dimension(name), 20))}</b>")
         if before is not None and after is not None and name in after.dimensions:
             old, new = before.dimensions.get(name), after.dimensions[name]
             if old != new:

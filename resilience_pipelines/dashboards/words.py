@@ -154,6 +154,17 @@ GLOSSARY = (
         "dimension is. An unknown dimension stays empty, it is never guessed.",
     ),
     Term(
+        "Change of level",
+        "A moment from which the start-up times of one arm stay longer or shorter. Relevant: its "
+        "95 % interval excludes no change, and it is larger than what the series does from run to "
+        "run by itself. Candidates: the dimensions of the stack that differ there.",
+    ),
+    Term(
+        "Gate",
+        "What says, before any process starts, whether a snapshot fits a stack. Too strict: it "
+        "refuses what always came back. Too lax: it lets pass what failed even once.",
+    ),
+    Term(
         "Median, CI, n",
         "The middle value of n right results, with its 95 % bootstrap confidence interval. One "
         "result has no interval.",
@@ -232,6 +243,14 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{decimals}f}{NBSP}%".replace("-", "\N{MINUS SIGN}")
 
 
+def percent_range(low: float | None, high: float | None) -> str:
+    """An interval of changes in per cent; empty where it is unknown."""
+    if low is None or high is None:
+        return ""
+    # A dash between signed numbers would read as one sign more.
+    return f"{percent(low, signed=True)} to {percent(high, signed=True)}"
+
+
 def size(value: int | None) -> str:
     """Bytes in binary units with three significant figures."""
     if value is None:
@@ -291,6 +310,11 @@ def verdict(name: str) -> str:
     """A verdict's label; an unknown one keeps its name."""
     known = {item.value: text for item, text in VERDICT_LABELS.items()}
     return known.get(name, spoken(name))
+
+
+def dimension(name: str) -> str:
+    """A stack dimension's label; an unknown one keeps its name."""
+    return DIMENSION_LABELS.get(name, spoken(name))
 
 
 def versus(name: str) -> str:

@@ -236,6 +236,30 @@ def test_an_experiment_has_an_address(visits: Any, pages: dict[str, Path]) -> No
     again.until("window.scrollY > 500")
 
 
+def test_a_change_of_level_is_drawn_and_says_on_hover_what_differs(
+    visits: Any, pages: dict[str, Path]
+) -> None:
+    visit = visits().open(pages["rich"], "#worker=vllm.simulated")
+    trend = visit.page.locator("section[data-name=trend]:visible")
+    playwright_api.expect(trend.locator(".shapelayer path[style*='4px, 3px']")).to_have_count(3)
+    named = trend.locator(".plot .textpoint text", has_text="CRIU")
+    named.scroll_into_view_if_needed()
+    box = named.bounding_box()
+    visit.page.mouse.move(box["x"], box["y"])
+    visit.page.mouse.move(box["x"] + 2, box["y"] + 6)
+    playwright_api.expect(trend.locator(".hoverlayer")).to_contain_text("changed its level by")
+    playwright_api.expect(trend.locator(".hoverlayer")).to_contain_text("CRIU")
+    assert visit.said == []
+
+
+def test_compatibility_has_an_address(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["rich"], "#worker=vllm.simulated&section=compatibility")
+    playwright_api.expect(
+        visit.page.locator("[data-name=compatibility]:visible tbody tr")
+    ).to_have_count(1)
+    visit.until("window.scrollY > 500")
+
+
 def test_a_run_has_an_address(visits: Any, pages: dict[str, Path]) -> None:
     visit = visits().open(pages["rich"])
     run = next(

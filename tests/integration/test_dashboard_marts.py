@@ -9,7 +9,7 @@ import pytest
 
 from resilience_pipelines.dashboards import write_dashboard
 from resilience_pipelines.home import Home
-from resilience_pipelines.records import RunKind
+from resilience_pipelines.records import Arm, RunKind
 from resilience_pipelines.warehouse.load import load
 from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
@@ -20,16 +20,33 @@ from tests.factories import RecordFactory, land, make_home, make_stack
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A published home with start-ups on two stacks, snapshots and faults with controls."""
+    """A published home with start-ups on two stacks, one of them slower by far, snapshots, faults
+    with controls, and a snapshot of the old stack restored on the new one."""
     data_home = make_home(tmp_path_factory.mktemp("home"))
     factory = RecordFactory(5)
     old, new = make_stack(), make_stack(criu_version="4.3")
+    slow_old = make_stack(cpu_count=128)
+    slow_new = make_stack(cpu_count=128, kernel_version="6.19.0")
     for record in (
         factory.startup_record(4, stack=old),
         factory.record(RunKind.SNAPSHOT, stack=old, snapshots=[factory.snapshot()]),
         factory.fault_record(3, stack=old),
         factory.startup_record(3, stack=new),
-    ):
+        *(
+            factory.startup_record(
+                stack=stack, arms=[Arm.COLD],
+                totals_s={Arm.COLD: [level_s * (1 + 0.002 * n) for n in range(5)]},
+            )
+            for stack, level_s in ((slow_old, 10.0), (slow_new, 15.0))
+        ),
+        factory.record(
+            RunKind.COMPATIBILITY, stack=new,
+            compatibility=[
+                factory.compatibility_trial(0, source=old),
+                factory.compatibility_trial(1, source=old, reason_code="restore_failed"),
+            ],
+        ),
+    ):  # fmt: skip
         land(data_home.landing, record)
     assert load(data_home).rejected == ()
     build(data_home)
@@ -67,6 +84,20 @@ def test_the_page_counts_the_experiments_that_the_marts_count(home: Home, page: 
 
 def test_the_trend_names_the_dimension_that_changed(page: str) -> None:
     assert re.search(r"\\u003cb\\u003eCRIU\\u003c/b\\u003e\\u003cbr\\u003e\S+ \S+ 4\.3", page)
+
+
+def test_the_page_lists_the_changes_of_level_that_the_mart_holds(home: Home, page: str) -> None:
+    found = query(home, "select change_id from change_points order by all")["change_id"].to_list()
+    assert found
+    assert sorted(set(re.findall(r"<small><code>([0-9a-f]{12})</code>", page))) == found
+    assert re.search(r"Kernel \S+ \N{RIGHTWARDS ARROW} 6\.19\.0", page)
+    assert "+50 %" in page
+
+
+def test_the_page_says_what_came_back_on_another_stack(page: str) -> None:
+    card = page[page.index('data-name="compatibility"><h3>') :]
+    for said in ("1 of 2", "restore failed", "too lax", "lets it pass", "CRIU"):
+        assert said in card[: card.index("</tbody>")]
 
 
 def test_every_experiment_has_its_timeline(home: Home, page: str) -> None:

@@ -20,6 +20,7 @@ from resilience_pipelines.dashboards.charts import (
 )
 from resilience_pipelines.dashboards.data import Published, Scope, read_published
 from tests import dashboard_fixtures as fixtures
+from tests.dashboard_fixtures import plain
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,61 @@ def test_a_trend_writes_what_changed_at_its_mark(published: Published) -> None:
     assert not any("%" in text for text in shown[:4])
 
 
+def test_a_change_of_level_is_marked_in_its_panel_with_what_differs(published: Published) -> None:
+    newest = next(scope for scope in published.scopes if scope.worker == "vllm")
+    bare = the(trend_figure.trend("k", newest.trend, published.stacks))
+    chart = the(trend_figure.trend("k", newest.trend, published.stacks, newest.change_points))
+    marks = [t for t in chart.figure["data"] if t["mode"] == "text"]
+    lines = [s for s in chart.figure["layout"]["shapes"] if s["yref"].endswith(" domain")]
+    # Panels are in the order of the arms: cold first, restore last.
+    assert [(mark["yaxis"], mark["x"], plain(mark["text"][0])) for mark in marks] == [
+        ("y", [3.5], " 3 candidates"),
+        ("y4", [1.5], " CUDA, Driver"),
+        ("y4", [2.5], " CRIU"),
+    ]
+    assert [(line["yref"], line["x0"], line["x1"]) for line in lines] == [
+        ("y domain", 3.5, 3.5), ("y4 domain", 1.5, 1.5), ("y4 domain", 2.5, 2.5),
+    ]  # fmt: skip
+    assert chart.legend[-1].label == "change of level"
+    assert "dashed line" in chart.note
+    assert "dashed line" not in bare.note
+    assert bare.legend == chart.legend[:-1]
+
+
+def test_a_marked_change_is_in_the_data_of_its_chart(published: Published) -> None:
+    newest = next(scope for scope in published.scopes if scope.worker == "vllm")
+    table = the(trend_figure.trend("k", newest.trend, published.stacks, newest.change_points)).table
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    marked = {
+        (row["arm"], row["level_change_fraction"], row["level_change_dimensions"])
+        for row in rows
+        if row["level_change_fraction"] is not None
+    }
+    assert marked == {
+        ("cold", -0.09, "driver_version, engine_version, torch_version"),
+        ("restore", -0.36, "cuda_version, driver_version"),
+        ("restore", -0.15, "criu_version"),
+    }
+
+
+def test_a_change_without_a_place_between_two_stacks_is_not_drawn(published: Published) -> None:
+    newest = next(scope for scope in published.scopes if scope.worker == "vllm")
+    order = list(dict.fromkeys(row.stack_key for row in newest.trend))
+    row = next(row for row in newest.change_points if row.arm == "restore")
+    elsewhere = [
+        row.model_copy(update=update)
+        for update in (
+            {"previous_stack_key": row.stack_key},
+            {"stack_key": order[3], "previous_stack_key": order[0]},
+            {"stack_key": "gone", "previous_stack_key": "gone too"},
+            {"arm": "teleport"},
+            {"variant": "level_2"},
+        )
+    ]
+    chart = the(trend_figure.trend("k", newest.trend, published.stacks, elsewhere))
+    assert "change of level" not in [item.label for item in chart.legend]
+
+
 def test_one_stack_is_shown_and_called_no_trend(scope: Scope, published: Published) -> None:
     chart = the(trend_figure.trend("k", scope.trend, published.stacks))
     assert chart.note.startswith("One stack is no trend")
@@ -225,7 +281,7 @@ def all_charts(published: Published) -> list[Chart]:
             figures.phase_bars("k", "t", rows, share=False),
             figures.distribution("k", scope.startups, scope.variants),
             figures.speedups("k", scope.speedups),
-            trend_figure.trend("k", scope.trend, published.stacks),
+            trend_figure.trend("k", scope.trend, published.stacks, scope.change_points),
             fault_figures.fault_times("k", "detect", scope.fault_summary, scope.faults),
             figures.phase_bars(
                 "k",

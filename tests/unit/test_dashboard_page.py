@@ -16,8 +16,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from resilience_pipelines.dashboards import pages, tables, write_dashboard
-from resilience_pipelines.dashboards.data import read_published
+from resilience_pipelines.dashboards import pages, tables, words, write_dashboard
+from resilience_pipelines.dashboards.data import Scope, read_published
+from resilience_pipelines.dashboards.headline import Status
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.stack import Stack
 from tests import dashboard_fixtures as fixtures
@@ -218,6 +219,107 @@ def test_an_empty_cell_of_the_matrix_says_why(tmp_path: Path) -> None:
     assert [cell.kind for cell in controls].count("alarm") == 1
 
 
+def engine_scopes(folder: Path) -> list[Scope]:
+    """The scopes of the engine in `rich`, the newest stack first."""
+    published = read_published(fixtures.rich().write(folder / "p.duckdb"))
+    return [scope for scope in published.scopes if scope.worker == "vllm"]
+
+
+def test_changes_of_level_are_listed_with_what_changed_and_what_was_decided(
+    tmp_path: Path,
+) -> None:
+    published = read_published(fixtures.rich().write(tmp_path / "p.duckdb"))
+    scope = next(scope for scope in published.scopes if scope.worker == "vllm")
+    found = {
+        (line.arm, plain(line.change.value)): line
+        for line in tables.change_lines(scope.change_points, published.stacks)
+    }
+    criu = found["Restore", "-15 %"]
+    assert criu.changed == words.minute(fixtures.START + timedelta(days=24))
+    assert plain(criu.change.interval) == "-19 % to -12 %"
+    assert plain(criu.before) == "10.0 s, n = 14"
+    assert plain(criu.after) == "8.50 s, n = 7"
+    assert criu.what_changed == "CRIU 4.1.1 \N{RIGHTWARDS ARROW} 4.2.1"
+    assert criu.decision == "accepted: fewer copies"
+    assert criu.relevant == "yes"
+    several = found["Restore", "-36 %"]
+    assert several.what_changed.startswith("one or more of: CUDA 12.9 ")
+    assert several.decision == "none"
+    assert found["Cold", "-9.0 %"].relevant == "no"
+    within = found["Cold", "+7.0 %"]
+    assert (within.what_changed, within.relevant) == ("nothing that is known", "not known")
+    assert ("Sleep and wake, level 2", "+50 %") in found
+
+
+def test_what_is_not_significant_is_not_called_irrelevant(tmp_path: Path) -> None:
+    scope = engine_scopes(tmp_path)[0]
+    row = scope.change_points[0].model_copy(update={"significant": False, "relevant": False})
+    assert tables.change_lines([row], {})[0].relevant == "not significant"
+
+
+def test_a_muted_change_is_nowhere_on_the_page(written: Written) -> None:
+    text = written("rich")[1]
+    assert "fewer copies" in text
+    assert "a noisy neighbour" not in text
+    assert "77" + words.NBSP + "%" not in text
+
+
+def test_changes_of_level_belong_to_their_series(tmp_path: Path) -> None:
+    published = read_published(fixtures.rich().write(tmp_path / "p.duckdb"))
+    counts = {(s.worker, len(s.change_points)) for s in published.scopes}
+    assert counts == {("reference", 0), ("vllm", 5)}
+
+
+def test_restores_across_stacks_are_listed_on_both_sides(tmp_path: Path) -> None:
+    listed = [
+        tables.compatibility_lines(scope.compatibility, scope.stack.stack_key)
+        for scope in engine_scopes(tmp_path)
+    ]
+    assert [len(lines) for lines in listed] == [1, 3, 1, 0, 0]
+    (lax,), (strict,) = listed[0], listed[2]
+    assert "this stack" not in lax.source
+    assert lax.target == "this stack"
+    assert lax.differs == "Driver, Engine version, PyTorch"
+    assert lax.came_back == tables.Chip(Status.WARN, "1 of 3")
+    assert lax.reason == "restore failed"
+    assert lax.gate == tables.Chip(Status.BAD, "too lax")
+    assert lax.prediction == "lets it pass"
+    assert plain(lax.wasted) == "8.40 s"
+    home = next(line for line in listed[1] if line.differs == "nothing")
+    assert (home.source, home.target) == ("this stack", "this stack")
+    assert home.came_back.status == home.gate.status == Status.GOOD
+    assert (home.reason, home.wasted) == (words.MISSING, words.seconds(0))
+    assert (strict.gate.text, strict.prediction) == ("too strict", "refuses it")
+
+
+def test_another_machine_is_named_where_a_snapshot_moved(tmp_path: Path) -> None:
+    (row,) = engine_scopes(tmp_path)[0].compatibility
+    moved = row.model_copy(update={"source_hardware_label": "2x-nvidia-h100", "n_ok": 0})
+    (line,) = tables.compatibility_lines([moved], moved.stack_key)
+    assert line.source.endswith(" on 2x-nvidia-h100")
+    assert line.came_back.status == Status.BAD
+
+
+def test_without_changes_or_trials_the_page_says_how_to_get_them(written: Written) -> None:
+    text = Page(written("one_row")[1]).text
+    assert "No change of level to show" in text
+    assert "resilience run compatibility restores them here" in text
+    assert "Changes of level" not in text
+    assert "Compatibility with other stacks" not in text
+
+
+def test_long_lists_of_changes_and_pairs_say_what_they_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MOST_CHANGE_POINTS", 2)
+    monkeypatch.setattr(pages, "MOST_COMPATIBILITY", 1)
+    published = fixtures.rich().write(tmp_path / "p.duckdb")
+    report = write_dashboard(published, tmp_path / "page.html")
+    text = plain(Page(report.path.read_text()).text)
+    assert "3 older ones beyond these: see table change_points" in text
+    assert "2 older pairs beyond these: see table compatibility_matrix" in text
+
+
 def test_hostile_text_is_only_text(written: Written) -> None:
     text = written("hostile")[1]
     page = Page(text)
@@ -368,6 +470,8 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     ("change", "named"),
     [
         ("drop table fault_events", "fault_events"),
+        ("drop table change_points", "change_points"),
+        ("drop table compatibility_matrix", "compatibility_matrix"),
         ("alter table restore_speedup drop column ci_low", "restore_speedup"),
         ("alter table startup_variants alter n type text using 'many'", "startup_variants"),
         ("update restore_speedup set speedup = 'nan'", "speedup"),

@@ -51,6 +51,11 @@ def test_sizes_are_in_binary_units(value: int | None, text: str) -> None:
     assert plain(words.size(value)) == text
 
 
+def test_an_interval_of_changes_keeps_its_signs_apart() -> None:
+    assert plain(words.percent_range(-0.4, -0.031)) == "-40 % to -3.1 %"
+    assert words.percent_range(None, 0.1) == words.percent_range(0.1, None) == ""
+
+
 def test_names_are_spoken_and_sentences_left_alone() -> None:
     assert words.spoken("xid_79_log") == "XID 79 log"
     assert words.spoken("one GPU: there is no_peer") == "one GPU: there is no_peer"
