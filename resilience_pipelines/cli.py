@@ -677,7 +677,7 @@ def import_baselines(
     A file is taken as a whole or not at all, and each figure once, however often it is imported.
     """
     from resilience_pipelines.baselines.baseline import Baseline
-    from resilience_pipelines.baselines.formats import FORMATS, Origin
+    from resilience_pipelines.baselines.formats import FORMATS, MAX_BYTES, Origin
     from resilience_pipelines.baselines.keep import keep
 
     if file_format not in FORMATS:
@@ -693,8 +693,11 @@ def import_baselines(
                 mend=f"Fields: {', '.join(Baseline.model_fields)}.",
             )  # fmt: skip
         facts[name] = value
+    if not file.is_file():
+        raise InputError("FILE", str(file), "it is no file", mend="Give a readable file.")
     try:
-        content = file.read_bytes()
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)  # one more than is allowed shows that it is more
     except OSError as error:
         raise InputError(
             "FILE", str(file), f"it can't be read ({error.strerror})", mend="Give a readable file."
