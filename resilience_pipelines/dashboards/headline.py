@@ -14,6 +14,7 @@ from enum import StrEnum
 from resilience_pipelines.dashboards import words
 from resilience_pipelines.dashboards.data import FaultRow, Scope, SpeedupRow, VariantRow
 from resilience_pipelines.records import Arm, OracleVerdict, Outcome, Verdict
+from resilience_pipelines.trends.decisions import Choice
 
 BEST_OTHER_START = "best_other_start"
 WRONG_ANSWER, NOT_CHECKED, FAILED, UNSUPPORTED = (
@@ -188,6 +189,9 @@ def findings(scope: Scope) -> tuple[Finding, ...]:
                 f"after {words.plural(len(silent), 'snapshot')} the source worker did not serve",
             )
         )
+    slower = _slower(scope)
+    if slower:
+        found.append(Finding(Status.WARN, "slower from this stack on", slower))
     false_alarms = _false_alarms(scope)
     if false_alarms:
         found.append(Finding(Status.WARN, "false alarms in control arms", false_alarms))
@@ -360,6 +364,19 @@ def _bad_verdicts(faults: Sequence[FaultRow]) -> list[Finding]:
                     )
                 )
     return found
+
+
+def _slower(scope: Scope) -> tuple[str, ...]:
+    """Relevant changes of level for the worse that came with this stack and nobody accepted."""
+    return tuple(
+        f"{words.arm(row.arm, row.variant)} {words.percent(row.change_fraction, signed=True)} "
+        f"({', '.join(map(words.dimension, row.candidate_dimensions)) or 'nothing known changed'})"
+        for row in scope.change_points
+        if row.stack_key == scope.stack.stack_key
+        and row.relevant
+        and (row.change_fraction or 0) > 0
+        and row.decision != Choice.ACCEPTED
+    )
 
 
 def _false_alarms(scope: Scope) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,32 @@ def test_everything_that_went_wrong_is_found_the_worst_first(tmp_path: Path) -> 
         assert any(text.startswith(part) for text in said), part
     ranks = [("bad", "warn", "good", "none").index(finding.status) for finding in found]
     assert ranks == sorted(ranks)
+
+
+def test_what_became_slower_with_this_stack_needs_attention_unless_accepted(tmp_path: Path) -> None:
+    published = read_published(fixtures.rich().write(tmp_path / "published.duckdb"))
+    scope = next(scope for scope in published.scopes if scope.change_points)
+    own = scope.stack.stack_key
+    slower = [
+        row.model_copy(
+            update={
+                "stack_key": key, "arm": "cold", "variant": None, "change_fraction": fraction,
+                "relevant": relevant, "decision": decision,
+                "candidate_dimensions": ("criu_version",),
+            }
+        )
+        for row, key, fraction, relevant, decision in (
+            (scope.change_points[0], own, 0.25, True, None),
+            (scope.change_points[0], own, 0.26, True, "accepted"),
+            (scope.change_points[0], own, 0.27, False, None),
+            (scope.change_points[0], own, 0.28, None, None),
+            (scope.change_points[0], own, -0.29, True, None),
+            (scope.change_points[0], "0" * 16, 0.30, True, None),
+        )
+    ]  # fmt: skip
+    found = headline.findings(replace(scope, change_points=tuple(slower)))
+    (finding,) = [item for item in found if "slower" in item.text]
+    assert [plain(reason) for reason in finding.reasons] == ["Cold +25 % (CRIU)"]
 
 
 def test_reasons_are_counted_not_repeated(tmp_path: Path) -> None:
