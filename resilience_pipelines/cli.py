@@ -66,11 +66,12 @@ DEMO_FAULTS = "worker_killed,worker_hung,memory_exhausted,snapshot_image_corrupt
 
 
 class Format(StrEnum):
-    """How `query` prints."""
+    """The form of a `query`'s answer."""
 
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
+    PARQUET = "parquet"
 
 
 def main() -> None:
@@ -486,14 +487,33 @@ def publish(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def query(
     sql: Annotated[str, typer.Argument(help="One SELECT over the marts.")],
     home: HomeOption = None,
-    output: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.TABLE,
+    output: Annotated[
+        Format, typer.Option("--format", help="Printed, or with --out a Parquet file.")
+    ] = Format.TABLE,
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", help="A Parquet file to write, in place of printing."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the published database, read-only: tables are listed by `SHOW TABLES`."""
     from resilience_pipelines.warehouse.query import query as ask
+    from resilience_pipelines.warehouse.query import write_parquet
 
+    if (output is Format.PARQUET) != (file is not None):
+        raise InputError(
+            "--out", file or "", "it goes with --format parquet, and --format parquet with it",
+            mend="Give both or neither; the other formats are printed.",
+        )  # fmt: skip
     frame = ask(open_home(home), sql)
-    if as_json or output is Format.JSON:
+    if file is not None:
+        write_parquet(frame, file)
+        facts = {"file": str(file), "rows": len(frame)}
+        if as_json:
+            _print_json(facts)
+        else:
+            out.print(f"{len(frame)} rows in {escape(str(file))}", soft_wrap=True)
+    elif as_json or output is Format.JSON:
         _print_json(json.loads(frame.write_json()))
     elif output is Format.CSV:
         sys.stdout.write(frame.write_csv())
