@@ -149,7 +149,7 @@ def marts(context: dg.AssetExecutionContext, home: HomeResource) -> Iterator[Any
     deps=[
         dg.AssetKey(["marts", str(node["name"])])
         for node in _MANIFEST["nodes"].values()
-        if node["resource_type"] == "model" and node["fqn"][1] == "marts"
+        if node["resource_type"] in ("model", "seed") and node["fqn"][1] == "marts"
     ],
     group_name=groups.PUBLISHED,
     owners=[groups.ANALYSTS],

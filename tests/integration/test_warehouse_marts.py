@@ -18,6 +18,7 @@ import pytest
 from resilience_pipelines.baselines.baseline import Baseline
 from resilience_pipelines.baselines.keep import keep
 from resilience_pipelines.errors import DeadlineError, InputError
+from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.home import Home
 from resilience_pipelines.records import (
     Arm,
@@ -156,6 +157,19 @@ def make_records() -> list[RunRecord]:
             ],
         ),
     ]
+    records.append(
+        factory.record(
+            RunKind.FAULT,
+            stack=make_stack(cpu_count=256),
+            faults=[
+                *(factory.fault("worker_killed", n) for n in range(3)),
+                factory.fault("worker_killed", 3, verdict=Verdict.FAIL),
+                factory.fault("worker_killed", 4, verdict=Verdict.INCONCLUSIVE),
+                factory.fault("worker_killed", control=True),
+                factory.fault("weights_corrupted_tensor_bit_flip", 0, verdict=Verdict.FAIL),
+            ],
+        )
+    )
     measured = RecordFactory(12, worker="vllm", basis=Basis.MEASURED)
     records.append(measured.startup_record(2, stack=OLD))
     return records
@@ -459,6 +473,44 @@ def test_a_change_of_level_is_put_down_to_what_changed_there(home: Home) -> None
     assert found[1]["change_fraction"] == pytest.approx(-0.2)
     assert all(row["significant"] for row in found)
     assert [row["relevant"] for row in found] == [None, None], "two runs a level are no history"
+
+
+def test_a_fleets_figures_are_weighted_by_its_failures_and_say_what_they_cover(home: Home) -> None:
+    mix = rows(home, "from failure_mix")
+    whole = sum(row["failures"] for row in mix)
+    share = {row["fault"]: row["failures"] / whole for row in mix if row["fault"]}
+    assert whole == 419
+    assert set(share) <= set(CATALOGUE)
+    groups: dict[tuple[Any, ...], dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for record in RECORDS:
+        for item in record.faults:
+            if item.fault in share and not item.control and item.verdict in ("pass", "fail"):
+                groups[scope(record)][item.fault].append(item)
+    found = {key(row): row for row in rows(home, "from fleet_resilience")}
+    assert found.keys() == groups.keys()
+    assert found
+    for name, faults in groups.items():
+        row, covered = found[name], sum(share[fault] for fault in faults)
+        assert row["n"] == sum(len(items) for items in faults.values())
+        assert row["covered_fraction"] == pytest.approx(covered)
+        passed = {
+            fault: sum(item.verdict is Verdict.PASS for item in items) / len(items)
+            for fault, items in faults.items()
+        }
+        assert row["pass_fraction"] == pytest.approx(
+            sum(share[fault] * passed[fault] for fault in faults) / covered
+        )
+        timed = {
+            fault: [item.time_to_recover_s for item in items if item.time_to_recover_s is not None]
+            for fault, items in faults.items()
+        }
+        weight = sum(share[fault] for fault, values in timed.items() if values)
+        expected = (
+            sum(share[fault] * median(values) for fault, values in timed.items() if values) / weight
+            if weight
+            else None
+        )
+        assert row["recover_s"] == (pytest.approx(expected) if weight else None)
 
 
 def test_the_newest_decision_on_a_change_stands_beside_it(home: Home) -> None:
