@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
@@ -23,6 +25,10 @@ def pytest_configure() -> None:
     and everything that the job starts would inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The same examples for everybody: a test that fails here fails anywhere. Another profile of
+    # Hypothesis (HYPOTHESIS_PROFILE=default) looks for new ones.
+    settings.register_profile("repeatable", derandomize=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 import pytest
@@ -76,10 +77,14 @@ def test_too_few_points_have_no_change(values: Sequence[float]) -> None:
 @given(st.integers(2, 27), st.floats(0.01, 100), st.integers(0, 10**6))
 def test_one_outlier_that_reverts_is_no_change(at: int, factor: float, seed: int) -> None:
     quiet = planted(seed, 0, 0.001)
-    assume(not find_change_points(quiet))
     assume(abs(factor - 1) > 0.1)
-    quiet[at] *= factor
-    assert find_change_points(quiet) == []
+    outlying = [*quiet[:at], quiet[at] * factor, *quiet[at + 1 :]]
+    # What the filter puts in its place: the noise is then a little less than with the point itself.
+    window = [outlying[min(max(place, 0), len(outlying) - 1)] for place in range(at - 2, at + 3)]
+    filtered = [*quiet[:at], median(window), *quiet[at + 1 :]]
+    assume(not find_change_points(quiet))
+    assume(not find_change_points(filtered))
+    assert find_change_points(outlying) == []
 
 
 def test_a_change_without_noise_is_found_where_it_is() -> None:
