@@ -851,9 +851,10 @@ def _verdict_code(verdict: str) -> int:
 
 
 def _show_comparison(result: Comparison, differing: Mapping[str, tuple[object, object]]) -> None:
+    from resilience_pipelines.upgrades import words
+
     colours = {"safe": "green", "safe_with_notes": "yellow"}
-    words = result.verdict.value.replace("_", " ")
-    out.print(f"[bold {colours.get(result.verdict.value, 'red')}]{words}[/]")
+    out.print(f"[bold {colours.get(result.verdict.value, 'red')}]{words(result.verdict)}[/]")
     for reason in result.reasons:
         out.print(f"- {escape(reason)}", soft_wrap=True)
     out.print()

@@ -1,12 +1,14 @@
 """Putting what was written on the disk, before anything is said to be there.
 
-What belongs here: that call. What does not: files written and synced through an open stream, and
-the order of writing, syncing and renaming, which each format has for itself.
+What belongs here: that call, and replacing a small text file as a whole. What does not: formats of
+several files, each of which has its own order of writing, syncing and renaming.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -21,3 +23,26 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Make a file (0600) hold a text, in one step: a reader finds the old one or the new one.
+
+    Its folder is made if its parent is there.
+
+    Raises:
+        OSError: it can't be written; what was there before stays, and nothing is left behind.
+    """
+    path.parent.mkdir(exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink(missing_ok=True)
+        raise
+    sync(path.parent)

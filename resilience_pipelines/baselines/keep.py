@@ -6,8 +6,6 @@ What belongs here: the files, and reading all of them. What does not: parsing wh
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from resilience_pipelines.baselines.baseline import Baseline
 from resilience_pipelines.baselines.formats import Origin, parse_table
-from resilience_pipelines.durability import sync
+from resilience_pipelines.durability import replace_text
 from resilience_pipelines.errors import CorruptError, StorageError
 from resilience_pipelines.home import Home
 
@@ -44,24 +42,13 @@ def keep(home: Home, baselines: Sequence[Baseline]) -> tuple[Path, int]:
     known = {item.baseline_id for imported in read_imported(home) for item in imported.baselines}
     new = {item.baseline_id: item for item in baselines if item.baseline_id not in known}
     now = datetime.now(UTC)
-    folder = home.root / FOLDER
-    path = folder / f"{now:%Y%m%dT%H%M%S.%fZ}.json"
+    path = home.root / FOLDER / f"{now:%Y%m%dT%H%M%S.%fZ}.json"
     if not new:
         return path, 0
-    temporary = ""
+    content = Imported(imported_at=now, baselines=tuple(new.values()))
     try:
-        folder.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".importing-")
-        with os.fdopen(handle, "w") as stream:
-            content = Imported(imported_at=now, baselines=tuple(new.values()))
-            stream.write(content.model_dump_json(indent=1))
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-        sync(folder)
+        replace_text(path, content.model_dump_json(indent=1))
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise StorageError(
             f"{path} can't be written ({error.strerror}).",
             mend="Check its rights and the free space; what was imported before is kept.",

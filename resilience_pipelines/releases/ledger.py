@@ -10,17 +10,14 @@ with a feed, its file stays as it was.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from resilience_pipelines.durability import sync
+from resilience_pipelines.durability import replace_text
 from resilience_pipelines.errors import CorruptError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.releases.catalogue import Feed
@@ -124,20 +121,9 @@ def _path(home: Home, feed: str) -> Path:
 
 def _write(home: Home, feed: str, content: Remembered) -> None:
     path = _path(home, feed)
-    temporary = ""
     try:
-        path.parent.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{feed}-")
-        with os.fdopen(handle, "w") as stream:
-            json.dump(content.model_dump(mode="json"), stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-        sync(path.parent)
+        replace_text(path, json.dumps(content.model_dump(mode="json"), indent=1))
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink(missing_ok=True)
         raise StorageError(
             f"{path} can't be written ({error.strerror}).", mend="What was known before is kept."
         ) from error

@@ -1,4 +1,4 @@
-"""Rows of the raw tables, made from a record.
+"""Rows of the raw tables, made from a record, and stacks made from rows.
 
 What belongs here: how the parts of a record spread over tables; nothing is computed or left out.
 What does not: the tables' definition (`schema`), and writing rows (`load`).
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import polars as pl
 from pydantic_core import to_json
 
 from resilience_pipelines.records import (
@@ -38,6 +39,14 @@ def stack_row(stack: Stack) -> Row:
         "software_label": stack.software_label,
         **stack.model_dump(),
     }
+
+
+def stacks_in(rows: pl.DataFrame) -> list[Stack]:
+    """The stacks in rows that have a column for each dimension, in their order."""
+    return [
+        Stack.model_validate({name: row[name] for name in Stack.model_fields})
+        for row in rows.iter_rows(named=True)
+    ]
 
 
 def stack_rows(record: RunRecord) -> list[Row]:

@@ -24,6 +24,7 @@ from resilience_pipelines.warehouse.connection import (
     open_warehouse,
     storage_error,
 )
+from resilience_pipelines.warehouse.rows import stacks_in
 from resilience_pipelines.warehouse.schema import migrate
 
 _STACKS: Final = "select * from raw.stacks order by stack_key"
@@ -137,7 +138,4 @@ def _replace(
 
 
 def _stacks(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[Stack, ...]:
-    return tuple(
-        Stack.model_validate({name: row[name] for name in Stack.model_fields})
-        for row in connection.sql(sql).pl().iter_rows(named=True)
-    )
+    return tuple(stacks_in(connection.sql(sql).pl()))

@@ -17,6 +17,7 @@ from resilience_pipelines.records import Basis
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.trends.comparison import FaultTally, Series, StackFigures
 from resilience_pipelines.warehouse.query import query
+from resilience_pipelines.warehouse.rows import stacks_in
 
 
 def find_stack(home: Home, field: str, text: str) -> str:
@@ -76,10 +77,7 @@ def failing_stacks(home: Home) -> list[Stack]:
 def _stacks(home: Home, sql: str) -> list[Stack]:
     if not home.published.is_file():
         return []
-    return [
-        Stack.model_validate({name: row[name] for name in Stack.model_fields})
-        for row in query(home, sql).iter_rows(named=True)
-    ]
+    return stacks_in(query(home, sql))
 
 
 def differing_dimensions(home: Home, one: str, other: str) -> dict[str, tuple[object, object]]:
