@@ -263,7 +263,7 @@ def damage(kind: Damage, files: Sequence[Path], seed: int = 0) -> None:
     first = files[0]
     match kind:
         case Damage.BIT_FLIP:
-            _flip_bit(first, random.Random(seed))  # noqa: S311 - a place, not a secret
+            _flip_any_bit(first, random.Random(seed))  # noqa: S311 - a place, not a secret
         case Damage.TRUNCATION:
             os.truncate(first, first.stat().st_size // 2)
         case Damage.MISSING_FILE:
@@ -290,11 +290,16 @@ def same_content(one: Path, other: Path) -> bool:
         return False
 
 
-def _flip_bit(path: Path, chance: random.Random) -> None:
+def flip_bit(handle: int, offset: int, bit: int) -> None:
+    """Flip one bit of an open file; bit 0 is the lowest of the byte at `offset`."""
+    (value,) = os.pread(handle, 1, offset)
+    os.pwrite(handle, bytes([value ^ (1 << bit)]), offset)
+
+
+def _flip_any_bit(path: Path, chance: random.Random) -> None:
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         offset = chance.randrange(os.fstat(handle).st_size)
-        (value,) = os.pread(handle, 1, offset)
-        os.pwrite(handle, bytes([value ^ (1 << chance.randrange(8))]), offset)
+        flip_bit(handle, offset, chance.randrange(8))
     finally:
         os.close(handle)

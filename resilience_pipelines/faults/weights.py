@@ -26,7 +26,7 @@ from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError
 from resilience_pipelines.faults.guards import FreeDisk
 from resilience_pipelines.faults.recovery import Recovery
-from resilience_pipelines.faults.snapshot_image import same_content
+from resilience_pipelines.faults.snapshot_image import flip_bit, same_content
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, OracleVerdict, Proof
 from resilience_pipelines.startup.arms import start_process
@@ -227,10 +227,10 @@ def damage_weights(path: Path, damage: WeightsDamage) -> None:
         middle = body + (size - body) // 2
         match damage:
             case WeightsDamage.HEADER_BIT_FLIP:
-                _flip(handle, (_LENGTH_BYTES + body) // 2, 7)
+                flip_bit(handle, (_LENGTH_BYTES + body) // 2, 7)
             case WeightsDamage.TENSOR_BIT_FLIP:
                 # The highest byte of a float32, and of a bfloat16 too: bit 6 is its exponent's top.
-                _flip(handle, middle - (middle - body) % 4 + 3, 6)
+                flip_bit(handle, middle - (middle - body) % 4 + 3, 6)
             case WeightsDamage.ZEROED_PAGE:
                 offset = min(middle, size - _ZEROED_BYTES)
                 os.pwrite(handle, bytes(_ZEROED_BYTES), offset)
@@ -252,8 +252,3 @@ def tensors_of(path: Path) -> int:
             FaultReason.NO_WEIGHTS, f"{path} holds no tensors of at least {_ZEROED_BYTES} bytes."
         )
     return begin
-
-
-def _flip(handle: int, offset: int, bit: int) -> None:
-    (value,) = os.pread(handle, 1, offset)
-    os.pwrite(handle, bytes([value ^ (1 << bit)]), offset)
