@@ -35,6 +35,8 @@ LEFT_OUT = (
 
 SLICE_BYTES = 48 * 10**6
 """Larger files travel in slices, each in an archive of its own, with its offset in its name."""
+GROUP_BYTES = 96 * 10**6
+"""Smaller files travel together, as many as are about so large."""
 
 
 def download(packages: Path, folder: Path, python: str) -> None:
@@ -79,8 +81,21 @@ def archive(task: tuple[Path, Path, list[str], int | None]) -> tuple[Path, int]:
     return target, target.stat().st_size
 
 
+def grouped(sizes: dict[str, int]) -> list[list[str]]:
+    """Neighbours together, in groups of about GROUP_BYTES."""
+    groups: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if size > room:
+            groups.append([])
+            room = GROUP_BYTES
+        groups[-1].append(name)
+        room -= size
+    return groups
+
+
 def pack(folder: Path, out: Path, limit: int) -> list[Path]:
-    """Archive slices of large files and all small files together, then bundle up to the limit.
+    """Archive slices of large files and groups of small ones, then bundle up to the limit.
 
     Raises:
         SystemExit: one archive alone is larger than the limit.
@@ -93,13 +108,15 @@ def pack(folder: Path, out: Path, limit: int) -> list[Path]:
         if size > SLICE_BYTES
         for offset in range(0, size, SLICE_BYTES)
     ]
-    small = [name for name, size in sizes.items() if size <= SLICE_BYTES]
+    groups = grouped({name: size for name, size in sizes.items() if size <= SLICE_BYTES})
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         tasks: list[tuple[Path, Path, list[str], int | None]] = [
             (folder, Path(scratch) / f"{i}.xz", [name], offset)
             for i, (name, offset) in enumerate(slices)
         ]
-        tasks.append((folder, Path(scratch) / "small.xz", small, None))
+        tasks += [
+            (folder, Path(scratch) / f"small-{i}.xz", names, None) for i, names in enumerate(groups)
+        ]
         with ProcessPoolExecutor(os.cpu_count()) as pool:
             made = sorted(pool.map(archive, tasks), key=lambda item: -item[1])
         parts: list[tuple[int, list[Path]]] = []

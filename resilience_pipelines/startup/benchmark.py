@@ -123,7 +123,10 @@ class StartupPlan:
         return tuple(arm for arm in self.arms if arm is not Arm.SLEEP_WAKE)
 
     def schedule(self) -> list[tuple[int, Arm]]:
-        """(repeat, arm) of every start, in the order of the measurement."""
+        """(repeat, arm) of every start after the source, in the order of the measurement.
+
+        The first cold start may have been the source itself: see `run_startup`.
+        """
         arms = self.started_arms()
         order: list[tuple[int, Arm]] = []
         for repeat in range(max(self.repeats, self.cold_repeats or 0)):
@@ -206,25 +209,36 @@ def prepare_source(
             mend=f"Choose from {', '.join(map(str, worker.sleep_levels))}.",
         )  # fmt: skip
     worker.prepare()
-    started = start_process(
-        context.worker, context.support, context.warm_cache, None, port=context.port
-    )
+    started = start_process(worker, context.support, context.warm_cache, None, port=context.port)
     with started.running as running:
-        answer = record_answer(running.client, timeout_s=context.worker.request_deadline_s)
-        source = Source(answer, measure_throughput(running, answer))
-        if snapshot and context.engine is not None:
-            taken = context.engine.take(
-                running,
-                context.stack,
-                answer,
-                measurement_id="snapshot-0",
-                sleep_level=sleep_level,
-                throughput_tokens_per_s=source.throughput_tokens_per_s,
-                evidence=context.evidence,
-            )
-            source.snapshots.append(taken.measurement)
-            source.snapshot = taken.snapshot
+        source = _source_of(running)
+        if snapshot:
+            _take_snapshot(context, running, source, sleep_level)
     return source
+
+
+def _source_of(running: RunningWorker) -> Source:
+    answer = record_answer(running.client, timeout_s=running.worker.request_deadline_s)
+    return Source(answer, measure_throughput(running, answer))
+
+
+def _take_snapshot(
+    context: BenchmarkContext, running: RunningWorker, source: Source, sleep_level: int
+) -> None:
+    """Add a snapshot of the running source, where this machine can take one."""
+    if context.engine is None:
+        return
+    taken = context.engine.take(
+        running,
+        context.stack,
+        source.answer,
+        measurement_id="snapshot-0",
+        sleep_level=sleep_level,
+        throughput_tokens_per_s=source.throughput_tokens_per_s,
+        evidence=context.evidence,
+    )
+    source.snapshots.append(taken.measurement)
+    source.snapshot = taken.snapshot
 
 
 def measure_throughput(running: RunningWorker, answer: RecordedAnswer) -> float:
@@ -242,6 +256,9 @@ def measure_throughput(running: RunningWorker, answer: RecordedAnswer) -> float:
 def run_startup(plan: StartupPlan, context: BenchmarkContext, progress: Progress) -> StartupResult:
     """Measure every start of the plan.
 
+    Where the compile caches are empty, the source worker, which fills them, is the first cold
+    start: a large engine needs minutes for each.
+
     A start that fails is a measurement with its reason; the run goes on. A run that is stopped
     keeps the starts that were finished, and says how many are missing.
 
@@ -250,34 +267,77 @@ def run_startup(plan: StartupPlan, context: BenchmarkContext, progress: Progress
         Stopped: before any start was finished.
     """
     schedule = plan.schedule()
-    progress("source worker and snapshot", 0, len(schedule))
-    source = prepare_source(context, snapshot=Arm.RESTORE in plan.arms)
-    run = _Run(plan, context, source)
+    total = len(schedule)
+    progress("source worker and snapshot", 0, total)
+    run = _Run(plan, context)
+    run.prepare()
+    if run.startups:
+        schedule.remove((0, Arm.COLD))
     unsupported = {}
-    done = 0
+    done = total - len(schedule)
     try:
         for repeat, arm in schedule:
-            progress(f"{arm}, start {repeat + 1}", done, len(schedule))
+            progress(f"{arm}, start {repeat + 1}", done, total)
             run.measure(repeat, arm)
             done += 1
-        progress("finished", len(schedule), len(schedule))
+        progress("finished", total, total)
     except Stopped:
         if not run.startups:
             raise
-        unsupported["rest of the run"] = f"It was stopped after {done} of {len(schedule)} starts."
+        unsupported["rest of the run"] = f"It was stopped after {done} of {total} starts."
     if Arm.RESTORE in plan.arms and context.engine is None:
         unsupported[Arm.RESTORE.value] = context.no_engine_why
-    return StartupResult(tuple(run.startups), tuple(source.snapshots), unsupported)
+    return StartupResult(tuple(run.startups), tuple(run.source.snapshots), unsupported)
 
 
 class _Run:
-    """The measurements of one run, in their order."""
+    """The measurements of one run, in their order.
 
-    def __init__(self, plan: StartupPlan, context: BenchmarkContext, source: Source) -> None:
+    Attributes:
+        source: there once `prepare` is done.
+    """
+
+    source: Source
+
+    def __init__(self, plan: StartupPlan, context: BenchmarkContext) -> None:
         self._plan = plan
         self._context = context
-        self._source = source
         self.startups: list[StartupMeasurement] = []
+
+    def prepare(self) -> None:
+        """Start the source, as the first cold start if it is one, and take its snapshot.
+
+        Raises:
+            ResilienceError: it does not start or does not answer.
+        """
+        context = self._context
+        context.worker.prepare()
+        cold = Arm.COLD in self._plan.arms and not any(context.warm_cache.iterdir())
+        with ExitStack() as owner:
+            running: RunningWorker | Unstarted
+            if cold:
+                draft = self._draft(Arm.COLD, 0, context.worker.weight_files())
+                running = self._measure_start(draft, owner, self._start_source)
+            else:
+                running = owner.enter_context(self._start_source().running)
+            if isinstance(running, Unstarted):
+                raise running.error
+            if Arm.RESTORE in self._plan.arms:
+                level = context.worker.snapshot_sleep_level
+                _take_snapshot(context, running, self.source, level)
+
+    def _start_source(self) -> Started:
+        """Start the source and ask for the answer that all others, and itself, are checked with."""
+        context = self._context
+        started = start_process(
+            context.worker, context.support, context.warm_cache, None, port=context.port
+        )
+        try:
+            self.source = _source_of(started.running)
+        except BaseException:
+            started.running.stop()
+            raise
+        return started
 
     def measure(self, repeat: int, arm: Arm) -> None:
         """Make the start or starts of one step of the schedule."""
@@ -300,7 +360,7 @@ class _Run:
                 draft,
                 owner,
                 lambda: start_process(
-                    context.worker, context.support, cache, self._source.answer, port=context.port
+                    context.worker, context.support, cache, self.source.answer, port=context.port
                 ),
             )
             if arm is Arm.WARM_CACHE and self._plan.wakes_warm_start():
@@ -322,7 +382,7 @@ class _Run:
         return running
 
     def _measure_restore(self, repeat: int) -> None:
-        context, snapshot = self._context, self._source.snapshot
+        context, snapshot = self._context, self.source.snapshot
         if context.engine is None or snapshot is None:
             draft = self._draft(Arm.RESTORE, repeat, ())
             if context.engine is None:
@@ -331,7 +391,7 @@ class _Run:
                     detail=context.no_engine_why, oracle=NOT_CHECKED,
                 )  # fmt: skip
             else:
-                failure = self._source.snapshots[-1]
+                failure = self.source.snapshots[-1]
                 self._append(
                     draft, outcome=Outcome.FAILED, reason_code=failure.reason_code,
                     detail=f"No snapshot: {failure.detail}"[:4000], oracle=NOT_CHECKED,
@@ -341,7 +401,7 @@ class _Run:
         images = [snapshot.folder / file.path for file in snapshot.manifest.files]
         draft = self._draft(Arm.RESTORE, repeat, [*images, *context.worker.weight_files()])
         draft["snapshot_id"] = snapshot.manifest.snapshot_id
-        draft["throughput_before_tokens_per_s"] = self._source.throughput_tokens_per_s
+        draft["throughput_before_tokens_per_s"] = self.source.throughput_tokens_per_s
         engine, evidence = context.engine, context.evidence
         with ExitStack() as owner:
             self._measure_start(
@@ -369,7 +429,7 @@ class _Run:
 
     def _measure_wakes(self, running: RunningWorker | Unstarted, repeat: int) -> None:
         """Wakes of one worker, one after the other: all sleep levels, then device memory alone."""
-        worker, device, answer = self._context.worker, self._context.device, self._source.answer
+        worker, device, answer = self._context.worker, self._context.device, self.source.answer
         for level in self._plan.sleep_levels or worker.sleep_levels[:1]:
             self._measure_wake(
                 running, repeat,
@@ -403,7 +463,7 @@ class _Run:
         ):
             try:
                 draft["throughput_before_tokens_per_s"] = measure_throughput(
-                    running, self._source.answer
+                    running, self.source.answer
                 )
                 total_s, phases, unaccounted_s, right = wake(running)
             except ResilienceError as error:
@@ -443,10 +503,10 @@ class _Run:
         worker, running = self._context.worker, started.running
         try:
             oracle = check_answer(
-                running.client, self._source.answer,
+                running.client, self.source.answer,
                 tolerance=worker.logprob_tolerance, timeout_s=worker.request_deadline_s,
             )  # fmt: skip
-            throughput = measure_throughput(running, self._source.answer)
+            throughput = measure_throughput(running, self.source.answer)
         except ResilienceError as error:
             self._fail(draft, reason_of(error), error)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -274,3 +275,27 @@ def test_a_run_that_is_stopped_before_its_first_start_has_no_result(
     with pytest.raises(Stopped) as stopped:
         run_startup(StartupPlan(repeats=1), context, stop_at(0))
     assert stopped.value.code == 128 + signal.SIGTERM
+
+
+def test_the_worker_that_fills_the_caches_is_the_first_cold_start(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, None)
+    context.worker = worker = CountedWorker()
+    result = measure(context, StartupPlan(arms=(Arm.COLD, Arm.WARM_CACHE), repeats=2))
+    assert result.startups[0].arm is Arm.COLD
+    assert Counter(m.arm for m in result.startups) == {Arm.COLD: 2, Arm.WARM_CACHE: 2}
+    assert len({m.measurement_id for m in result.startups}) == 4
+    assert all(m.oracle.verdict is OracleVerdict.EQUAL for m in result.startups)
+    assert len(worker.ports) == 4, "no start that is not measured"
+
+
+def test_a_source_that_finds_filled_caches_is_no_cold_start(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, None)
+    context.worker = worker = CountedWorker()
+    (context.warm_cache / "compiled").touch()
+    result = measure(context, StartupPlan(arms=(Arm.COLD, Arm.WARM_CACHE), repeats=2))
+    assert Counter(m.arm for m in result.startups) == {Arm.COLD: 2, Arm.WARM_CACHE: 2}
+    assert len(worker.ports) == 5
