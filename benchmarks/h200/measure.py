@@ -98,6 +98,12 @@ if __name__ == "__main__":
     with ProcessPoolExecutor() as pool:
         for done in [pool.submit(unpack, *task) for task in tasks]:
             done.result()
+    if options.spec is not None:
+        # As an installer does: else the first start alone would compile every module that it loads.
+        subprocess.run(
+            [sys.executable, "-m", "compileall", "-q", "-j", "0", *folders], check=False,
+            stdout=subprocess.DEVNULL, timeout=600,
+        )  # fmt: skip
     print(f"{len(tasks)} parts are unpacked in {root}")
     if options.spec is None:
         sys.exit(0)
