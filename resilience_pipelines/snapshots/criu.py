@@ -196,6 +196,8 @@ class Criu:
         opts.log_level = self._log_level
         opts.log_to_stderr = True
         opts.tcp_established = True
+        # A client that is just connecting must not make the dump fail; it belongs to the source.
+        opts.tcp_skip_in_flight = True
         # All connections are on loopback and both their ends are in the image: nothing to lock out.
         opts.network_lock = self._pycriu.rpc.SKIP
         opts.file_locks = True
