@@ -143,9 +143,10 @@ def _benchmark_context(
     telemetry: Telemetry,
     port: int | None,
 ) -> BenchmarkContext:
-    # The filled compile cache belongs to one engine version: another one's files are of no use.
-    version = f"{machine.worker.name}-{machine.worker.engine_version}"
-    warm_cache = home.cache / f"compile-{version}"
+    # The filled compile cache belongs to one engine version and model: another's files are of no
+    # use, and a start that finds them would pass for one that found its own.
+    worker = machine.worker
+    warm_cache = home.cache / f"compile-{worker.name}-{worker.engine_version}-{worker.model}"
     warm_cache.mkdir(parents=True, exist_ok=True)
     return BenchmarkContext(
         worker=machine.worker,

@@ -13,6 +13,7 @@ from resilience_pipelines.faults.limits import AddressSpaceExhausted, FileDescri
 from resilience_pipelines.faults.memory import MemoryExhausted
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
 from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
+from resilience_pipelines.faults.snapshot_path import Cut, SnapshotCutShort
 from resilience_pipelines.faults.snapshot_store import Exhausted, SnapshotStoreFull
 from resilience_pipelines.faults.weights import WeightsCorrupted, WeightsDamage
 
@@ -23,6 +24,7 @@ _ALL: Sequence[Fault] = (
     AddressSpaceExhausted(),
     FileDescriptorsExhausted(),
     *(SnapshotImageCorrupted(damage) for damage in Damage),
+    *(SnapshotCutShort(cut) for cut in Cut),
     *(SnapshotStoreFull(exhausted) for exhausted in Exhausted),
     *(WeightsCorrupted(damage) for damage in WeightsDamage),
 )

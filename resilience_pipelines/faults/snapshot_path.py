@@ -1,0 +1,414 @@
+"""Faults of a snapshot or a restore under way: CRIU killed half-way, the worker killed beneath it.
+
+What belongs here: the strategy `snapshot_path`: running one operation to a point in its middle and
+ending one of its processes there. What does not: the operation and what it does about a failure
+(`snapshots.engine`), and a store or an image that is damaged (`snapshot_store`, `snapshot_image`).
+
+CRIU is stopped and continued in short steps until it is where the fault belongs: on a fast machine
+a dump is over before a process that waits for it wakes up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from resilience_pipelines.detectors.base import Detector
+from resilience_pipelines.detectors.operation_watch import OperationReport, OperationWatch
+from resilience_pipelines.errors import DeadlineError, ResilienceError
+from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError
+from resilience_pipelines.faults.guards import FreeDisk
+from resilience_pipelines.faults.lease import Lease
+from resilience_pipelines.faults.recovery import Recovery, check_possible
+from resilience_pipelines.records import Layer, Proof
+from resilience_pipelines.snapshots.engine import SnapshotEngine
+from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
+from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.startup.arms import restore_worker
+
+STRATEGY = "snapshot_path"
+FAMILY = "snapshot_cut_short"
+EFFECT_DEADLINE_S = 5.0
+_STAGE_DEADLINE_S = 60.0
+_END_DEADLINE_S = 180.0
+_LEASE_DEADLINE_S = 10.0
+_STEP_S = 0.0005
+_SPARE_BYTES = 256 * 2**20
+
+# A CRIU that was stopped when the platform died would never end by itself.
+_UNDO = """
+if grep -qz swrk "/proc/$1/cmdline" 2>/dev/null; then kill -KILL -- "-$1"; fi
+true
+"""
+
+
+class Cut(StrEnum):
+    """Which process is killed, and in the middle of what."""
+
+    CRIU_IN_DUMP = "criu_in_dump"
+    WORKER_IN_DUMP = "worker_in_dump"
+    CRIU_IN_RESTORE = "criu_in_restore"
+
+
+_DESCRIPTIONS = {
+    Cut.CRIU_IN_DUMP: "CRIU killed while it writes memory pages; the worker has to serve on",
+    Cut.WORKER_IN_DUMP: "the worker killed while CRIU writes its memory pages",
+    Cut.CRIU_IN_RESTORE: "CRIU killed when it has made the first process of a restore",
+}
+
+
+@dataclass(frozen=True)
+class SnapshotCutShort:
+    """A snapshot or a restore is under way, and a process of it is killed."""
+
+    cut: Cut
+    strategy: str = STRATEGY
+    layer: Layer = Layer.REAL
+    expected: Mapping[str, float] = field(default_factory=lambda: {"operation_watch": 30.0})
+
+    @property
+    def name(self) -> str:
+        """See `Fault.name`."""
+        return f"{FAMILY}_{self.cut}"
+
+    @property
+    def description(self) -> str:
+        """See `Fault.description`."""
+        return f"{_DESCRIPTIONS[self.cut]}; nothing partial may stay"
+
+    @property
+    def recoveries(self) -> tuple[str, ...]:
+        """See `Fault.recoveries`."""
+        if self.cut is Cut.CRIU_IN_DUMP:
+            return (Recovery.RESUME,)
+        return (Recovery.WARM_CACHE, Recovery.RESTORE)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """See `Fault.parameters`."""
+        return {"cut": self.cut.value}
+
+    def guards(self, context: FaultContext) -> Sequence[Guard]:
+        """See `Fault.guards`. A dump that is cut short has written part of an image."""
+        image = context.snapshot.manifest.image_bytes if context.snapshot else 0
+        return (FreeDisk(context.scratch, 2 * image + _SPARE_BYTES),)
+
+    def prepare(self, context: FaultContext) -> Injection:
+        """See `Fault.prepare`."""
+        if context.engine is None:
+            raise ObstacleError(SnapshotReason.NO_CRIU, context.no_engine_why)
+        if not context.support.capsule:
+            raise ObstacleError(SnapshotReason.NO_NAMESPACES, context.support.reason)
+        if self.cut is Cut.CRIU_IN_RESTORE:
+            check_possible(Recovery.RESTORE, context)
+            return RestoreCut(context, context.engine)
+        if self.cut is Cut.CRIU_IN_DUMP:
+            return DumpCut(context, context.engine)
+        return WorkerCut(context, context.engine)
+
+
+class _CutInjection(Injection):
+    """One operation that is cut short."""
+
+    hits_worker = False
+
+    def __init__(self, context: FaultContext, engine: SnapshotEngine) -> None:
+        super().__init__(context)
+        self._engine = engine
+        self._report = OperationReport()
+        self._thread: threading.Thread | None = None
+        self._lease: Lease | None = None
+        self._victims: list[psutil.Process] = []
+        self._progress = ""
+
+    def detectors(self) -> Sequence[Detector]:
+        """Whoever asked for the operation, and reads how it ended."""
+        return (OperationWatch(self._report),)
+
+    def inject(self) -> None:
+        """Run the operation to its middle and kill."""
+        self._thread = threading.Thread(target=self._run, name=STRATEGY, daemon=True)
+        self._thread.start()
+        session = self._find_session()
+        self._lease = Lease(f"CRIU's session {session.pid}", _UNDO, str(session.pid))
+        self._stop_in_the_middle(session)
+        try:
+            self._victims = self._kill(session)
+        finally:
+            _signal(session, signal.SIGCONT)
+
+    def prove_effect(self) -> Proof:
+        """The killed processes are gone, and the operation had begun and was not done."""
+        gone, alive = psutil.wait_procs(self._victims, timeout=EFFECT_DEADLINE_S)
+        return Proof(
+            proved=bool(gone) and not alive and bool(self._progress),
+            source="process table",
+            detail=f"{len(gone)} processes ended, {len(alive)} did not; {self._progress}",
+        )
+
+    def broken_expectation(self) -> str | None:
+        """The operation has to report the failure as what it is, and leave nothing behind."""
+        if not self._report.wait(_END_DEADLINE_S):
+            return f"the operation did not end within {_END_DEADLINE_S:g} s"
+        if self._report.code is None:
+            return "the operation says that it succeeded"
+        if self._report.code not in self._right_codes():
+            return f"it failed as {self._report.code}: {self._report.detail}"
+        return self._left_behind()
+
+    def roll_back(self) -> None:
+        """Let the operation come to its end; nothing else was changed."""
+        self._finish()
+
+    def prove_rollback(self) -> Proof:
+        """No process of the operation lives, and nothing partial is stored."""
+        left = self._left_behind()
+        alive = [process.pid for process in self._victims if _lives(process)]
+        if alive:
+            left = f"processes {alive} still live"
+        elif self._thread is not None and self._thread.is_alive():
+            left = "the operation has not ended"
+        elif self._lease is not None:
+            left = "the watchdog of the operation is still there"
+        return Proof(
+            proved=left is None, source="process table and store", detail=left or "nothing is left"
+        )
+
+    def close(self) -> None:
+        """See `Injection.close`."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(_END_DEADLINE_S)
+        if self._lease is not None:
+            self._lease.release(_LEASE_DEADLINE_S)
+            self._lease = None
+
+    def _find_session(self) -> psutil.Process:
+        end = time.monotonic() + _STAGE_DEADLINE_S
+        while time.monotonic() < end and not self._report.ended:
+            pid = _criu_session()
+            if pid is not None:
+                return psutil.Process(pid)
+            time.sleep(_STEP_S)
+        raise self._missed("no CRIU was seen")
+
+    def _stop_in_the_middle(self, session: psutil.Process) -> None:
+        """Leave CRIU stopped where the fault belongs."""
+        end = time.monotonic() + _STAGE_DEADLINE_S
+        while time.monotonic() < end and not self._report.ended:
+            # Before, CRIU tries out the kernel with children that must not be seen stopped.
+            if self._begun(session):
+                _signal(session, signal.SIGSTOP)
+                self._progress = self._in_the_middle(session)
+                if self._progress:
+                    return
+                _signal(session, signal.SIGCONT)
+            time.sleep(_STEP_S)
+        raise self._missed("CRIU was never where it was to be killed")
+
+    def _missed(self, what: str) -> ResilienceError:
+        if self._report.ended:
+            ended = (
+                f"{self._report.code}: {self._report.detail}" if self._report.code else "success"
+            )
+            return ResilienceError(f"{what}: the operation had ended before ({ended}).")
+        return DeadlineError(f"{what} within {_STAGE_DEADLINE_S:g} s.")
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Do the operation and end the report, whatever happens."""
+
+    @abstractmethod
+    def _begun(self, session: psutil.Process) -> bool:
+        """Whether CRIU has begun with the processes themselves."""
+
+    @abstractmethod
+    def _in_the_middle(self, session: psutil.Process) -> str:
+        """What shows that the stopped CRIU is where it is to be; empty when it is not there."""
+
+    def _kill(self, session: psutil.Process) -> list[psutil.Process]:
+        """Kill CRIU with all it has forked; returns what was killed."""
+        victims = [session, *session.children(recursive=True)]
+        _signal(session, signal.SIGKILL)
+        return victims
+
+    @abstractmethod
+    def _right_codes(self) -> frozenset[str]:
+        """As what the operation may fail."""
+
+    @abstractmethod
+    def _left_behind(self) -> str | None:
+        """What of the operation is left; None when nothing is."""
+
+
+class DumpCut(_CutInjection):
+    """A snapshot for a store of its own, of which CRIU is killed."""
+
+    def __init__(self, context: FaultContext, engine: SnapshotEngine) -> None:
+        super().__init__(context, engine)
+        self._folder = Path(tempfile.mkdtemp(dir=context.scratch, prefix="cut-short-"))
+        store = SnapshotStore(self._folder / "store")
+        self._dumper = SnapshotEngine(
+            store, engine.criu, engine.device, engine.host, context.scratch
+        )
+
+    def broken_expectation(self) -> str | None:
+        """Also, the worker has to serve afterwards."""
+        broken = super().broken_expectation()
+        if broken is None and not self._serving_after:
+            return "the worker does not serve after the snapshot failed"
+        return broken
+
+    def close(self) -> None:
+        """See `Injection.close`."""
+        super().close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    _serving_after = False
+
+    def _run(self) -> None:
+        code, detail = "crashed", "it ended without a result"
+        try:
+            found = self._dumper.take(
+                self.target.running,
+                self._dumper.host.stack,
+                self.context.answer,
+                measurement_id="cut-short",
+                sleep_level=self.context.worker.snapshot_sleep_level,
+                evidence=self.context.evidence,
+            ).measurement
+            self._serving_after = bool(found.source_serving_after)
+            code, detail = found.reason_code or "", found.detail
+        except ResilienceError as error:
+            detail = str(error)
+        finally:
+            self._report.end(code or None, detail)
+
+    def _begun(self, session: psutil.Process) -> bool:  # noqa: ARG002
+        return any(self._dumper.store.root.glob(".partial-*/images/*.img"))
+
+    def _in_the_middle(self, session: psutil.Process) -> str:  # noqa: ARG002
+        written = sum(
+            path.stat().st_size
+            for path in self._dumper.store.root.glob(".partial-*/images/pages-*.img")
+        )
+        return f"{written} bytes of memory pages were written" if written else ""
+
+    def _right_codes(self) -> frozenset[str]:
+        return frozenset({SnapshotReason.DUMP_FAILED})
+
+    def _left_behind(self) -> str | None:
+        left = sorted(path.name for path in self._dumper.store.root.iterdir())
+        return f"the failed snapshot left {', '.join(left)}" if left else None
+
+
+class WorkerCut(DumpCut):
+    """A snapshot of which the worker itself is killed."""
+
+    hits_worker = True
+
+    def broken_expectation(self) -> str | None:
+        """The worker is lost, and must not be reported as serving."""
+        broken = _CutInjection.broken_expectation(self)
+        if broken is None and self._serving_after:
+            return "the worker that was killed is reported as serving"
+        return broken
+
+    def _kill(self, session: psutil.Process) -> list[psutil.Process]:  # noqa: ARG002
+        victims = self.target.living()
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        return victims
+
+    def _right_codes(self) -> frozenset[str]:
+        # CRIU can't dump what is gone; if it could, the source would not wake.
+        return frozenset({SnapshotReason.DUMP_FAILED, SnapshotReason.SOURCE_LOST})
+
+
+class RestoreCut(_CutInjection):
+    """A restore from the snapshot of which CRIU is killed."""
+
+    def _run(self) -> None:
+        assert self.context.snapshot is not None
+        code, detail = "crashed", "it ended without a result"
+        try:
+            started = restore_worker(
+                self._engine,
+                self.context.snapshot,
+                self.context.worker,
+                evidence=self.context.evidence,
+                name="cut-short",
+            )
+            started.running.stop()
+            code = ""
+        except SnapshotError as error:
+            code, detail = error.code.value, str(error)
+        except ResilienceError as error:
+            detail = str(error)
+        finally:
+            self._report.end(code or None, detail)
+
+    def _begun(self, session: psutil.Process) -> bool:
+        assert self.context.snapshot is not None
+        root = self.context.snapshot.manifest.root_pid
+        return any(_inner_pid(child) == root for child in session.children(recursive=True))
+
+    def _in_the_middle(self, session: psutil.Process) -> str:
+        if self._report.ended or not self._begun(session):
+            return ""
+        return "the root of the restored processes was made"
+
+    def _right_codes(self) -> frozenset[str]:
+        return frozenset({SnapshotReason.RESTORE_FAILED})
+
+    def _left_behind(self) -> str | None:
+        alive = [process.pid for process in self._victims if _lives(process)]
+        return f"processes {alive} still live" if alive else None
+
+
+def _criu_session() -> int | None:
+    """The process that this one started as CRIU's; None while there is none."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread or a process that has ended meanwhile
+            for pid in (task / "children").read_text().split():
+                if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    return int(pid)
+    return None
+
+
+def _inner_pid(process: psutil.Process) -> int | None:
+    """Its number in the innermost PID namespace; None when it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return None
+
+
+def _signal(session: psutil.Process, number: signal.Signals) -> None:
+    """To CRIU's whole session, which leads a process group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session.pid, number)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
