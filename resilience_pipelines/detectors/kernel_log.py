@@ -19,6 +19,8 @@ _RECORD_BYTES = 8192
 _WAKE_MS = 50
 _KILLED = re.compile(r"[Oo]ut of memory.*: Killed process (?P<pid>\d+)")
 _KILLED_IN = re.compile(r"oom-kill:.*task_memcg=(?P<cgroup>[^,]*)")
+# The driver names the process that it blames, in some releases in quotes; not in each message.
+_XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?")
 
 
 def unavailable(path: Path = KMSG) -> str | None:
@@ -31,7 +33,9 @@ def unavailable(path: Path = KMSG) -> str | None:
 
 
 def concerns(message: str, pids: Collection[int], cgroup: str | None) -> bool:
-    """Whether a kernel message says that one of these processes was killed for memory.
+    """Whether a kernel message says that one of these was killed for memory, or of an XID.
+
+    An XID that names no process may be of any: it counts. One of another process does not.
 
     Args:
         message: the text of a record, without its prefix.
@@ -40,6 +44,8 @@ def concerns(message: str, pids: Collection[int], cgroup: str | None) -> bool:
     """
     if killed := _KILLED.search(message):
         return int(killed["pid"]) in pids
+    if xid := _XID.search(message):
+        return xid["pid"] is None or int(xid["pid"]) in pids
     inside = _KILLED_IN.search(message)
     return bool(inside and cgroup and inside["cgroup"].rstrip("/").endswith(f"/{cgroup}"))
 

@@ -246,11 +246,21 @@ OOM = (
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
     "oom_memcg=/jobs/fault-1,task_memcg=/jobs/fault-1,task=python,pid=4711,uid=0"
 )
+XID = "NVRM: Xid (PCI:0000:3d:00): 31, pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault"
+XID_QUOTED = "NVRM: Xid (PCI:0000:3d:00): 43, pid='4711', name=python, Ch 00000008"
+XID_UNKNOWN = "NVRM: Xid (PCI:0000:3d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
+XID_OLD = "NVRM: Xid (PCI:0000:3d:00): 63, Row Remapper: New row marked for remapping"
 
 
 @pytest.mark.parametrize(
     ("message", "pids", "cgroup", "wanted"),
     [
+        (XID, [4711], None, True),
+        (XID, [471], None, False),
+        (XID_QUOTED, [4711], None, True),
+        (XID_QUOTED, [1], None, False),
+        (XID_UNKNOWN, [1], None, True),
+        (XID_OLD, [], None, True),
         (KILLED, [4711], None, True),
         (KILLED_GLOBALLY, [1, 4711], None, True),
         (KILLED, [471], None, False),
