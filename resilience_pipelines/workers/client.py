@@ -103,6 +103,18 @@ class WorkerClient:
                 f"The completion has no token ids and log-probabilities ({error!r})."
             ) from error
 
+    def break_context(self, mistake: str, *, timeout_s: float) -> str:
+        """Let a worker that was started for it break its own CUDA context, for an experiment.
+
+        Returns:
+            CUDA's own words for what went wrong; empty when nothing did.
+
+        Raises:
+            WorkerRequestError
+        """
+        answer = self._request("POST", f"/break?{urlencode({'mistake': mistake})}", None, timeout_s)
+        return str(answer.get("error", ""))
+
     def sleep(self, level: int, *, timeout_s: float, for_snapshot: bool = False) -> None:
         """Release device memory; level 1 keeps the weights in host memory, level 2 nothing.
 

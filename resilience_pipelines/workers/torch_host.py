@@ -40,11 +40,13 @@ class TorchWorker:
         cache: folder for its model, which is made from a seed.
         device: `cpu` runs it without a GPU, for tests of the contract alone.
         copied_to: a folder with a copy of its model, to be read in its place.
+        breakable: let it serve `POST /break`, for experiments alone.
     """
 
     cache: Path
     device: str = "cuda"
     copied_to: Path | None = None
+    breakable: bool = False
 
     name: str = "torch"
     basis: Basis = Basis.REFERENCE
@@ -75,6 +77,7 @@ class TorchWorker:
                 sys.executable, "-m", "resilience_pipelines.workers.supervisor", "--",
                 sys.executable, "-m", "resilience_pipelines.workers.torch_reference",
                 "--port", str(port), "--model", str(self.folder), "--device", self.device,
+                *(("--breakable",) if self.breakable else ()),
             ),
             port=port,
             env=caches if self.device == "cuda" else caches | _WITHOUT_GPU,

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True, help="model folder")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--breakable", action="store_true", help="serve POST /break, for faults")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _exit)
     phases = Phases(Events(), STARTED_NS)
@@ -55,7 +56,8 @@ def main() -> int:
     for _ in decoder.generate(_WARM_UP_PROMPT, _WARM_UP_TOKENS):
         pass
     phases.end("warm_up")
-    with WorkerServer(("127.0.0.1", options.port), decoder) as server:
+    address = ("127.0.0.1", options.port)
+    with WorkerServer(address, decoder, breakable=options.breakable) as server:
         phases.end("server_up")
         server.serve_forever()
     return 0

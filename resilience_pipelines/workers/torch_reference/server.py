@@ -30,13 +30,20 @@ class RequestError(Exception):
 
 
 class WorkerServer(ThreadingHTTPServer):
-    """Serves one decoder."""
+    """Serves one decoder.
+
+    Args:
+        breakable: whether `POST /break` may break this process's CUDA context, for experiments.
+    """
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], decoder: Decoder) -> None:
+    def __init__(
+        self, address: tuple[str, int], decoder: Decoder, *, breakable: bool = False
+    ) -> None:
         super().__init__(address, _Handler)
         self.decoder = decoder
+        self.breakable = breakable
         self.turn = threading.Lock()
 
 
@@ -50,9 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Work."""
-        self._serve(
-            {"/v1/completions": self._complete, "/sleep": self._sleep, "/wake_up": self._wake}
-        )
+        routes = {"/v1/completions": self._complete, "/sleep": self._sleep, "/wake_up": self._wake}
+        self._serve(routes | ({"/break": self._break} if self.server.breakable else {}))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Write nothing: standard output is for events."""
@@ -96,6 +102,19 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.turn:
             self.server.decoder.wake()
         return {}
+
+    def _break(self, _: bytes) -> dict[str, object]:
+        from resilience_pipelines.workers.torch_reference.broken_context import MISTAKES
+
+        name = parse_qs(urlsplit(self.path).query).get("mistake", [""])[-1]
+        if name not in MISTAKES:
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"mistake = {name[:80]!r}: no such mistake")
+        with self.server.turn:
+            try:
+                MISTAKES[name]()
+            except RuntimeError as error:
+                return {"error": str(error).splitlines()[0]}
+        return {"error": ""}
 
     def _complete(self, body: bytes) -> dict[str, object]:
         prompt, count = _read_request(body)
