@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.fault import Fault
+from resilience_pipelines.faults.gpu_load import Burner, GpuBurned
+from resilience_pipelines.faults.gpu_memory import DeviceMemoryTaken, Moment
+from resilience_pipelines.faults.gpu_xid import Mistake, RealXid, Where
 from resilience_pipelines.faults.limits import AddressSpaceExhausted, FileDescriptorsExhausted
 from resilience_pipelines.faults.memory import MemoryExhausted
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
@@ -27,6 +30,9 @@ _ALL: Sequence[Fault] = (
     *(SnapshotCutShort(cut) for cut in Cut),
     *(SnapshotStoreFull(exhausted) for exhausted in Exhausted),
     *(WeightsCorrupted(damage) for damage in WeightsDamage),
+    *(GpuBurned(burner) for burner in Burner),
+    *(DeviceMemoryTaken(moment) for moment in Moment),
+    *(RealXid(mistake, where) for mistake in Mistake for where in Where),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

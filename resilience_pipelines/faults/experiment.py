@@ -226,7 +226,7 @@ class _Experiment:
         ]
         no_log = kernel_log.unavailable()
         if no_log is None:
-            pids = [member.pid for member in target.members]
+            pids = {member.pid for member in target.members} | set(injection.helpers)
             cgroup = injection.cgroup
             detectors.append(KernelLog(pids, cgroup.name if cgroup else None))
         else:

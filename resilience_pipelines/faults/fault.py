@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +154,11 @@ class Injection(ABC):
     def cgroup(self) -> Path | None:
         """The memory cgroup that holds the target alone, where it has one."""
         return None
+
+    @property
+    def helpers(self) -> Collection[int]:
+        """Processes of its own, beside the worker's, that the kernel's log may name."""
+        return ()
 
     def attach(self, target: Target) -> None:
         """Get to know the worker, which serves.

@@ -38,6 +38,12 @@ class FaultReason(StrEnum):
     NO_RESOURCE_LIMIT = "no_resource_limit"
     NO_MOUNT = "no_mount"
     NO_WEIGHTS = "no_weights"
+    NO_GPU = "no_gpu"
+    NO_GPU_WORKER = "no_gpu_worker"
+    NO_GPU_BURN = "no_gpu_burn"
+    NO_TORCH = "no_torch"
+    NO_XID_EVENTS = "no_xid_events"
+    NO_FAULT_HOOK = "no_fault_hook"
 
 
 class Seen(StrEnum):

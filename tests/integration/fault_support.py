@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.cgroup import NAME_PREFIX, find_place
 from resilience_pipelines.faults.fault import Fault, FaultContext, Guard, Injection
 from resilience_pipelines.records import Layer
@@ -25,6 +26,11 @@ from resilience_pipelines.workers.oracle import RecordedAnswer, record_answer
 from resilience_pipelines.workers.process import launch
 from resilience_pipelines.workers.space import SpaceSupport, open_space
 from tests.support.workers import ContractWorker, write_contract_weights
+
+GPU_STRATEGIES = frozenset({"gpu_load", "gpu_memory", "gpu_xid"})
+NEED_GPU = tuple(name for name, fault in CATALOGUE.items() if fault.strategy in GPU_STRATEGIES)
+NEED_NO_GPU = tuple(name for name in CATALOGUE if name not in NEED_GPU)
+"""What runs on any machine, with the worker of these tests."""
 
 # With some memory of its own, so that it is the largest process in its cgroup.
 _WITH_BALLAST = (

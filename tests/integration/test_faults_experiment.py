@@ -21,6 +21,7 @@ from resilience_pipelines.faults import experiment, limits, memory, process, sna
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
 from resilience_pipelines.faults.fault import Fault, FaultContext, Injection, ObstacleError, Target
+from resilience_pipelines.faults.gpu_device import need_gpu
 from resilience_pipelines.faults.guards import FreeDisk, FreeMemory
 from resilience_pipelines.faults.process import KillInjection, StopInjection
 from resilience_pipelines.faults.recovery import Recovery
@@ -38,6 +39,8 @@ from resilience_pipelines.workers.oracle import RecordedAnswer
 from resilience_pipelines.workers.process import RunningWorker, launch
 from resilience_pipelines.workers.space import HostSpace, SpaceSupport, open_space
 from tests.integration.fault_support import (
+    NEED_GPU,
+    NEED_NO_GPU,
     HeavyWorker,
     Planted,
     after,
@@ -50,7 +53,7 @@ from tests.integration.fault_support import (
     started_as,
 )
 
-EACH_FAULT = pytest.mark.parametrize("name", sorted(CATALOGUE))
+EACH_FAULT = pytest.mark.parametrize("name", sorted(NEED_NO_GPU))
 HOST = SpaceSupport(False, "asked by the test")
 Sources = tuple[SnapshotEngine, RecordedAnswer, StoredSnapshot]
 
@@ -114,7 +117,7 @@ def names(run: FaultRun) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "recovery"),
-    [(name, recovery) for name, fault in CATALOGUE.items() for recovery in fault.recoveries],
+    [(name, recovery) for name in NEED_NO_GPU for recovery in CATALOGUE[name].recoveries],
 )
 def test_every_fault_is_proved_detected_recovered_from_and_rolled_back(
     context: FaultContext, name: str, recovery: str
@@ -148,7 +151,7 @@ def test_every_fault_is_proved_detected_recovered_from_and_rolled_back(
     assert all(found.expected == (d in CATALOGUE[name].expected) for d, found in seen.items())
 
 
-@pytest.mark.parametrize("name", [n for n in CATALOGUE if not n.startswith("snapshot")])
+@pytest.mark.parametrize("name", [n for n in NEED_NO_GPU if not n.startswith("snapshot")])
 def test_faults_of_a_worker_need_no_namespaces(context: FaultContext, name: str) -> None:
     run = experiment_with(CATALOGUE[name], change(context, support=HOST), Recovery.WARM_CACHE)
     assert run.verdict is Verdict.PASS, (run.reason_code, run.detail)
@@ -376,6 +379,20 @@ def test_an_interrupt_rolls_back_and_goes_on_its_way(context: FaultContext) -> N
 
 
 # Not applicable and inconclusive.
+
+
+@pytest.mark.parametrize("name", NEED_GPU)
+def test_without_a_gpu_its_faults_are_not_applicable(context: FaultContext, name: str) -> None:
+    try:
+        need_gpu()
+    except ObstacleError:
+        pass
+    else:
+        pytest.skip("this machine has a GPU: tests/gpu runs them")
+    fault = CATALOGUE[name]
+    for run in (experiment_with(fault, context), control_of(fault, context)):
+        assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, FaultReason.NO_GPU)
+        assert "no NVIDIA driver" in run.detail
 
 
 def test_without_criu_a_recovery_by_restore_is_not_applicable(context: FaultContext) -> None:

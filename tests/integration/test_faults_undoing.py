@@ -16,7 +16,6 @@ import pytest
 from resilience_pipelines.detectors.cgroup_events import read_oom_kills
 from resilience_pipelines.detectors.kernel_log import KMSG, KernelLog, unavailable
 from resilience_pipelines.errors import DeadlineError, ResilienceError, UnsupportedError
-from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.cgroup import NAME_PREFIX, MemoryCgroup, Place, find_place
 from resilience_pipelines.faults.lease import Lease
 from resilience_pipelines.owned_folder import remove_orphans
@@ -27,7 +26,7 @@ from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.workers.space import SpaceSupport, wait_until
-from tests.integration.fault_support import cgroups_left, record
+from tests.integration.fault_support import NEED_NO_GPU, cgroups_left, record
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +83,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     ("name", "ending"),
-    [(name, signal.SIGKILL) for name in sorted(CATALOGUE)]
+    [(name, signal.SIGKILL) for name in sorted(NEED_NO_GPU)]
     + [
         (name, signal.SIGINT)
         for name in ("memory_exhausted", "snapshot_image_corrupted_bit_flip", "worker_hung")

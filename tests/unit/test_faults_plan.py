@@ -65,6 +65,11 @@ def test_faults_that_were_not_named_are_left_out_when_they_do_not_allow_the_reco
         ("worker_hung", Recovery.RESUME),
         ("snapshot_store_out_of_bytes", Recovery.RESUME),
         ("snapshot_store_out_of_inodes", Recovery.RESUME),
+        ("gpu_burned_checked", Recovery.RESUME),
+        ("gpu_burned_gpu_burn", Recovery.RESUME),
+        ("device_memory_taken_serving", Recovery.RESUME),
+        ("xid_illegal_address_beside_worker", Recovery.RESUME),
+        ("xid_device_assert_beside_worker", Recovery.RESUME),
     }
 
 

@@ -1,0 +1,354 @@
+"""Faults of a GPU go through the whole life of an experiment, beside a stand-in for NVML.
+
+Workers, processes, programs on the "GPU", detectors and the engine are real; only what NVML answers
+is set by the test, and what the program does to the GPU. `tests/gpu` runs the same on a real one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from resilience_pipelines import nvml as nvml_module
+from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.faults import experiment, gpu_load, gpu_memory, gpu_xid
+from resilience_pipelines.faults.catalogue import CATALOGUE
+from resilience_pipelines.faults.experiment import run_experiment
+from resilience_pipelines.faults.fault import Fault, FaultContext, Injection
+from resilience_pipelines.faults.gpu_load import CheckedBurn
+from resilience_pipelines.faults.gpu_memory import TakenServing
+from resilience_pipelines.faults.gpu_program import GpuProgram
+from resilience_pipelines.faults.gpu_xid import (
+    Mistake,
+    RealXid,
+    Where,
+    XidBesideWorker,
+    XidInWorker,
+)
+from resilience_pipelines.faults.recovery import Recovery
+from resilience_pipelines.faults.verdict import FaultReason
+from resilience_pipelines.records import FaultRun, Verdict
+from resilience_pipelines.workers.oracle import RecordedAnswer
+from resilience_pipelines.workers.space import SpaceSupport, wait_until
+from tests.integration.fault_support import (
+    NEED_GPU,
+    Planted,
+    after,
+    instead,
+    make_context,
+    nothing_stays,
+    record,
+)
+from tests.support.fake_nvml import FakeNvml
+
+ROOT = Path(__file__).parents[2]
+FAKES = ROOT / "tests/support/gpu_programs"
+HOST = SpaceSupport(False, "asked by the test")
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> RecordedAnswer:
+    found, _ = record(HOST, None, tmp_path_factory.mktemp("cache"))
+    return found
+
+
+@pytest.fixture
+def context(answer: RecordedAnswer, tmp_path: Path) -> FaultContext:
+    return make_context(tmp_path, HOST, None, answer, None)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = FakeNvml()
+    monkeypatch.setattr(nvml_module, "library", lambda: made)
+    for module, program in (
+        (gpu_load, "burn_on_cpu.py"), (gpu_memory, "take_nothing.py"), (gpu_xid, "break_nothing.py")
+    ):  # fmt: skip
+        monkeypatch.setattr(module, "PROGRAM", FAKES / program)
+        monkeypatch.setattr(module, "EFFECT_DEADLINE_S", 3.0)
+        monkeypatch.setattr(module, "missing_module", lambda _: None)
+    monkeypatch.setattr(experiment, "CONTROL_OBSERVATION_S", 0.5)
+    return made
+
+
+def on_the_gpu(fake: FakeNvml) -> Callable[[Injection], None]:
+    """A change for `Planted`: the worker computes on the stand-in, and the act has its effect."""
+
+    def act(injection: Any) -> None:
+        match injection:
+            case CheckedBurn():
+                fake.gpu.burners.add(injection._program.pid)
+            case TakenServing():
+                fake.gpu.takers.add(injection._program.pid)
+            case XidBesideWorker():
+                fake.gpu.xid(31 if injection.mistake is Mistake.ILLEGAL_ADDRESS else 43)
+
+    def change(injection: Injection) -> None:
+        attach = injection.attach
+
+        def listed(target: Any) -> None:
+            fake.gpu.pids.update(member.pid for member in target.members)
+            attach(target)
+
+        instead("attach", listed)(injection)
+        after("inject", lambda: act(injection))(injection)
+
+    return change
+
+
+BESIDE = (
+    "gpu_burned_checked", "device_memory_taken_serving", "xid_illegal_address_beside_worker",
+    "xid_device_assert_beside_worker",
+)  # fmt: skip
+SEEN_BY_NVML = {name: dict(CATALOGUE[name].expected) for name in BESIDE}
+for expected in SEEN_BY_NVML.values():
+    expected.pop("kernel_log", None)  # no kernel tells of a stand-in
+
+
+def run(fault: Fault, context: FaultContext, recovery: Recovery | None) -> FaultRun:
+    with nothing_stays(context):
+        return run_experiment(fault, recovery, context, repeat=0, control=recovery is None)
+
+
+def planted(name: str, *changes: Callable[[Injection], None]) -> Planted:
+    def change(injection: Injection) -> None:
+        for each in changes:
+            each(injection)
+
+    return Planted(CATALOGUE[name], change, SEEN_BY_NVML[name])
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_fault_beside_the_worker_is_proved_seen_and_undone(
+    context: FaultContext, fake: FakeNvml, name: str
+) -> None:
+    found = run(planted(name, on_the_gpu(fake)), context, Recovery.RESUME)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert found.layer == "real"
+    seen = {d.detector for d in found.detections if d.expected and d.detected}
+    assert seen == set(SEEN_BY_NVML[name])
+    assert fake.opened == 0
+    assert fake.gpu.events == {}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_control_arm_leaves_the_gpu_alone(
+    context: FaultContext, fake: FakeNvml, name: str
+) -> None:
+    found = run(planted(name, on_the_gpu(fake)), context, None)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert not (fake.gpu.burners | fake.gpu.takers)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_act_that_silently_does_nothing_is_not_injected(
+    context: FaultContext, fake: FakeNvml, name: str
+) -> None:
+    nothing = instead("inject", lambda: None)
+    found = run(planted(name, on_the_gpu(fake), nothing), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED
+    )  # fmt: skip
+    assert found.rollback is not None
+    assert found.rollback.proved
+
+
+@pytest.mark.parametrize("name", ["gpu_burned_checked", "device_memory_taken_serving"])
+def test_a_program_that_stays_on_the_gpu_is_a_failed_rollback(
+    context: FaultContext, fake: FakeNvml, name: str
+) -> None:
+    stays = instead("roll_back", lambda: None)
+
+    def plant(injection: Injection) -> None:
+        end = injection.roll_back
+        stays(injection)
+        injection.close = end  # type: ignore[method-assign]
+
+    found = run(planted(name, on_the_gpu(fake), plant), context, Recovery.RESUME)
+    assert found.verdict is Verdict.ROLLBACK_FAILED, (found.reason_code, found.detail)
+
+
+def test_a_burn_that_finds_a_wrong_result_breaks_the_expectation(
+    context: FaultContext, fake: FakeNvml
+) -> None:
+    wrong = instead("_mismatches", lambda: 1)
+    found = run(
+        planted("gpu_burned_checked", on_the_gpu(fake), wrong), context, Recovery.RESUME
+    )  # fmt: skip
+    assert (found.verdict, found.reason_code) == (Verdict.FAIL, FaultReason.EXPECTATION_BROKEN)
+    assert "computes wrongly" in found.detail
+
+
+def test_a_burn_records_what_it_computed(context: FaultContext, fake: FakeNvml) -> None:
+    found = run(planted("gpu_burned_checked", on_the_gpu(fake)), context, Recovery.RESUME)
+    assert found.parameters["gflops"] > 0
+    assert found.parameters["products"] > 0
+    assert found.parameters["mismatches"] == 0
+    assert found.parameters["hottest_c"] == 50
+
+
+def test_an_idle_gpu_is_no_burn_whatever_the_burn_says(
+    context: FaultContext, fake: FakeNvml
+) -> None:
+    fault = planted("gpu_burned_checked", on_the_gpu(fake))
+    fake.nvmlDeviceGetUtilizationRates = lambda _: dataclasses.make_dataclass("U", ["gpu"])(0)  # type: ignore[attr-defined]
+    found = run(fault, context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED
+    )  # fmt: skip
+
+
+GPU_BURN = """#!/bin/sh
+[ "$1" = 20 ] || exit 2
+[ -f compare.ptx ] || exit 3
+printf "\\r50.0%%  proc'd: 7 ({gflops} Gflop/s)   errors: 0   temps: 60 C \\n\\tSummary at: now\\n"
+sleep 2
+printf "\\r100.0%%  proc'd: 9 ({gflops} Gflop/s)   errors: 0   temps: 60 C \\n"
+printf "done\\n\\nTested 1 GPUs:\\n\\tGPU 0: {verdict}\\n"
+"""
+
+
+@pytest.mark.parametrize(
+    ("gflops", "verdict", "wanted"),
+    [
+        (51000, "OK", (Verdict.PASS, None)),
+        (51000, "FAULTY", (Verdict.FAIL, FaultReason.EXPECTATION_BROKEN)),
+        (0, "OK", (Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED)),
+    ],
+)
+def test_the_verdict_of_gpu_burn_is_read_and_its_exit_status_is_not(
+    context: FaultContext, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    gflops: int, verdict: str, wanted: tuple[Verdict, FaultReason | None],
+) -> None:  # fmt: skip
+    program = tmp_path / "gpu_burn"
+    program.write_text(GPU_BURN.format(gflops=gflops, verdict=verdict))
+    program.chmod(0o755)
+    (tmp_path / "compare.ptx").touch()
+    monkeypatch.setenv("RESILIENCE_GPU_BURN", str(program))
+
+    def plant(injection: Any) -> None:
+        on_the_gpu(fake)(injection)
+        after("inject", lambda: fake.gpu.burners.add(injection._process.pid))(injection)
+
+    fault = Planted(CATALOGUE["gpu_burned_gpu_burn"], plant)
+    found = run(fault, context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == wanted, (found.detail, found.events)
+
+
+@dataclasses.dataclass(frozen=True)
+class InContractWorker(RealXid):
+    """The fault in the worker, with a worker that does not know the question."""
+
+    def prepare(self, context: FaultContext) -> Injection:
+        return XidInWorker(context, self.mistake, context.worker)
+
+
+def test_a_worker_that_does_not_break_is_not_injected_and_does_not_stay(
+    context: FaultContext, fake: FakeNvml
+) -> None:
+    fault = Planted(
+        InContractWorker(Mistake.ILLEGAL_ADDRESS, Where.IN_WORKER), on_the_gpu(fake)
+    )  # fmt: skip
+    found = run(fault, context, Recovery.COLD)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED,
+        FaultReason.INJECTION_FAILED,
+    )
+    assert found.rollback is not None
+    assert found.rollback.proved
+
+
+def test_a_worker_that_answers_has_not_lost_its_context(
+    context: FaultContext, fake: FakeNvml
+) -> None:
+    def plant(injection: Injection) -> None:
+        on_the_gpu(fake)(injection)
+        instead("inject", lambda: None)(injection)
+
+    fault = Planted(InContractWorker(Mistake.DEVICE_ASSERT, Where.IN_WORKER), plant)
+    found = run(fault, context, Recovery.COLD)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED
+    )  # fmt: skip
+
+
+def test_a_worker_that_stops_answering_is_replaced(context: FaultContext, fake: FakeNvml) -> None:
+    import signal
+
+    def plant(injection: Any) -> None:
+        def lose() -> None:
+            injection._broken = True
+            injection.target.running.process.signal_tree(signal.SIGSTOP)
+            fake.gpu.xid(43)
+
+        on_the_gpu(fake)(injection)
+        instead("inject", lose)(injection)
+
+    fault = Planted(
+        InContractWorker(Mistake.DEVICE_ASSERT, Where.IN_WORKER), plant,
+        {"nvml_events": 5.0, "canary": 10.0},
+    )  # fmt: skip
+    found = run(fault, context, Recovery.COLD)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert found.parameters["xids"] == [43]
+    assert "IGNORE" in found.parameters["immediate_actions"][0]
+
+
+def test_a_restore_needs_criu_and_a_snapshot(context: FaultContext, fake: FakeNvml) -> None:
+    found = run(CATALOGUE["device_memory_taken_restore"], context, Recovery.WARM_CACHE)
+    assert (found.verdict, found.reason_code) == (Verdict.NOT_APPLICABLE, "no_criu")
+
+
+@pytest.mark.parametrize("name", NEED_GPU)
+def test_a_worker_that_uses_no_gpu_is_not_touched(
+    context: FaultContext, fake: FakeNvml, name: str
+) -> None:
+    recovery = Recovery(CATALOGUE[name].recoveries[0])
+    found = run(CATALOGUE[name], context, recovery)
+    assert found.verdict is Verdict.NOT_APPLICABLE, (found.reason_code, found.detail)
+    assert found.reason_code != FaultReason.NO_GPU
+    assert found.rollback is None
+
+
+def test_a_foreign_process_keeps_the_fault_away(context: FaultContext, fake: FakeNvml) -> None:
+    fake.gpu.pids.add(1)
+    found = run(planted("gpu_burned_checked", on_the_gpu(fake)), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (Verdict.ABORTED, FaultReason.GUARD_REFUSED)
+    assert "no_foreign_gpu_processes" in found.detail
+
+
+def test_a_program_that_does_not_get_ready_says_what_it_wrote(tmp_path: Path) -> None:
+    program = tmp_path / "broken.py"
+    program.write_text("raise SystemExit('no CUDA here')")
+    before = psutil.Process().children(recursive=True)
+    with pytest.raises(ResilienceError, match="no CUDA here"):
+        GpuProgram(program, "GPU-0")
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_program_dies_with_the_process_that_started_it() -> None:
+    owner = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import sys, time; from pathlib import Path\n"
+            "from resilience_pipelines.faults.gpu_program import GpuProgram\n"
+            "program = GpuProgram(Path(sys.argv[1]), 'GPU-0')\n"
+            "program.go()\n"
+            "program.wait_for('taken', 60)\n"
+            "print(program.pid, flush=True); time.sleep(60)",
+            str(FAKES / "take_nothing.py"),
+        ],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert owner.stdout is not None
+    program = psutil.Process(int(owner.stdout.readline()))
+    owner.kill()
+    owner.communicate(timeout=10)
+    wait_until(lambda: not program.is_running(), 10, "The program ends", 0.05)
