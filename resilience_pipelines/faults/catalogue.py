@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resilience_pipelines.errors import InputError
+from resilience_pipelines.faults.dcgm_injection import DcgmValueInjected, Symptom
 from resilience_pipelines.faults.fault import Fault
 from resilience_pipelines.faults.gpu_load import Burner, GpuBurned
 from resilience_pipelines.faults.gpu_memory import DeviceMemoryTaken, Moment
@@ -33,6 +34,7 @@ _ALL: Sequence[Fault] = (
     *(GpuBurned(burner) for burner in Burner),
     *(DeviceMemoryTaken(moment) for moment in Moment),
     *(RealXid(mistake, where) for mistake in Mistake for where in Where),
+    *(DcgmValueInjected(symptom) for symptom in Symptom),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -44,6 +44,8 @@ class FaultReason(StrEnum):
     NO_TORCH = "no_torch"
     NO_XID_EVENTS = "no_xid_events"
     NO_FAULT_HOOK = "no_fault_hook"
+    NO_DCGM = "no_dcgm"
+    NO_DCGM_FIELD = "no_dcgm_field"
 
 
 class Seen(StrEnum):

@@ -7,8 +7,10 @@ is set by the test, and what the program does to the GPU. `tests/gpu` runs the s
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,13 @@ import pytest
 
 from resilience_pipelines import nvml as nvml_module
 from resilience_pipelines.errors import ResilienceError
-from resilience_pipelines.faults import experiment, gpu_load, gpu_memory, gpu_xid
+from resilience_pipelines.faults import (
+    dcgm_injection,
+    experiment,
+    gpu_load,
+    gpu_memory,
+    gpu_xid,
+)
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
 from resilience_pipelines.faults.fault import Fault, FaultContext, Injection
@@ -46,6 +54,7 @@ from tests.integration.fault_support import (
     nothing_stays,
     record,
 )
+from tests.support import fake_dcgm
 from tests.support.fake_nvml import FakeNvml
 
 ROOT = Path(__file__).parents[2]
@@ -322,6 +331,124 @@ def test_a_foreign_process_keeps_the_fault_away(context: FaultContext, fake: Fak
     found = run(planted("gpu_burned_checked", on_the_gpu(fake)), context, Recovery.RESUME)
     assert (found.verdict, found.reason_code) == (Verdict.ABORTED, FaultReason.GUARD_REFUSED)
     assert "no_foreign_gpu_processes" in found.detail
+
+
+DCGM = [name for name in NEED_GPU if CATALOGUE[name].strategy == "dcgm_injection"]
+
+
+@pytest.fixture
+def dcgm(fake: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tools = tmp_path / "bin"
+    fake_dcgm.install(tools)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("RESILIENCE_SYNTHETIC_XIDS", "1")
+    monkeypatch.setattr(dcgm_injection, "EFFECT_DEADLINE_S", 2.0)
+    return tools
+
+
+def dcgm_fault(
+    name: str, fake: FakeNvml, change: Callable[[Injection], None] = lambda _: None
+) -> Planted:
+    def both(injection: Injection) -> None:
+        on_the_gpu(fake)(injection)
+        change(injection)
+
+    return Planted(CATALOGUE[name], both)
+
+
+@pytest.mark.parametrize("name", DCGM)
+def test_a_value_in_dcgms_cache_is_proved_seen_and_taken_back(
+    context: FaultContext, fake: FakeNvml, dcgm: Path, name: str
+) -> None:
+    found = run(dcgm_fault(name, fake), context, Recovery.RESUME)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert found.layer == "cache"
+    assert {d.detector for d in found.detections if d.expected} == set(CATALOGUE[name].expected)
+    assert all(d.detected for d in found.detections if d.expected), found.detections
+    assert found.parameters["dcgm_version"] == "0.0.0-fake"
+
+
+@pytest.mark.parametrize("name", DCGM)
+def test_a_control_arm_in_dcgm_injects_the_value_that_is_there(
+    context: FaultContext, fake: FakeNvml, dcgm: Path, name: str
+) -> None:
+    found = run(dcgm_fault(name, fake), context, None)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+
+
+def test_a_dcgm_that_swallows_the_value_is_not_injected(
+    context: FaultContext, fake: FakeNvml, dcgm: Path
+) -> None:
+    fake_dcgm.install(dcgm, deaf=True)
+    found = run(dcgm_fault("dcgm_ecc_double_bit", fake), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED
+    )  # fmt: skip
+    assert "it reads 0, not 1" in found.detail
+
+
+def test_a_field_that_the_gpu_does_not_have_is_not_applicable(
+    context: FaultContext, fake: FakeNvml, dcgm: Path
+) -> None:
+    fake_dcgm.install(dcgm, na=[439])
+    found = run(dcgm_fault("dcgm_nvlink_recovery", fake), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_APPLICABLE, FaultReason.NO_DCGM_FIELD
+    )  # fmt: skip
+
+
+def test_an_engine_that_stays_is_a_failed_rollback(
+    context: FaultContext, fake: FakeNvml, dcgm: Path
+) -> None:
+    def plant(injection: Injection) -> None:
+        end = injection.roll_back
+        instead("roll_back", lambda: None)(injection)
+        close = injection.close
+        instead("close", lambda: (end(), close()))(injection)
+
+    found = run(dcgm_fault("dcgm_pcie_replay", fake, plant), context, Recovery.RESUME)
+    assert found.verdict is Verdict.ROLLBACK_FAILED, (found.reason_code, found.detail)
+
+
+def test_a_value_is_injected_again_before_it_expires(
+    context: FaultContext, fake: FakeNvml, dcgm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dcgm_injection, "AGAIN_S", 0.1)
+    counted: list[int] = []
+
+    def plant(injection: Any) -> None:
+        again = injection._inject_bad
+        instead("_inject_bad", lambda: (counted.append(1), again()))(injection)
+        after("prove_effect", lambda: time.sleep(2))(injection)
+
+    found = run(dcgm_fault("dcgm_temperature", fake, plant), context, Recovery.RESUME)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail)
+    assert len(counted) > 2
+
+
+def test_a_synthetic_xid_needs_an_operator_who_knows(
+    context: FaultContext, fake: FakeNvml, dcgm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RESILIENCE_SYNTHETIC_XIDS")
+    found = run(dcgm_fault("dcgm_xid", fake), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (Verdict.ABORTED, FaultReason.GUARD_REFUSED)
+    assert "remediation_interlock" in found.detail
+    assert found.effect is None
+
+
+def test_an_armed_agent_keeps_a_synthetic_xid_away_whatever_an_operator_says(
+    context: FaultContext, fake: FakeNvml, dcgm: Path, tmp_path: Path
+) -> None:
+    agent = tmp_path / "node-problem-detector"
+    agent.symlink_to("/bin/sleep")
+    running = subprocess.Popen([str(agent), "60"])
+    try:
+        found = run(dcgm_fault("dcgm_xid", fake), context, Recovery.RESUME)
+    finally:
+        running.kill()
+        running.wait(10)
+    assert (found.verdict, found.reason_code) == (Verdict.ABORTED, FaultReason.GUARD_REFUSED)
+    assert "node-problem-detector" in found.detail
 
 
 def test_a_program_that_does_not_get_ready_says_what_it_wrote(tmp_path: Path) -> None:
