@@ -12,6 +12,7 @@ from resilience_pipelines.faults.dcgm_injection import DcgmValueInjected, Sympto
 from resilience_pipelines.faults.fault import Fault
 from resilience_pipelines.faults.gpu_load import Burner, GpuBurned
 from resilience_pipelines.faults.gpu_memory import DeviceMemoryTaken, Moment
+from resilience_pipelines.faults.gpu_power import GpuPowerLimited
 from resilience_pipelines.faults.gpu_xid import Mistake, RealXid, Where
 from resilience_pipelines.faults.limits import AddressSpaceExhausted, FileDescriptorsExhausted
 from resilience_pipelines.faults.memory import MemoryExhausted
@@ -35,6 +36,7 @@ _ALL: Sequence[Fault] = (
     *(DeviceMemoryTaken(moment) for moment in Moment),
     *(RealXid(mistake, where) for mistake in Mistake for where in Where),
     *(DcgmValueInjected(symptom) for symptom in Symptom),
+    GpuPowerLimited(),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -46,6 +46,8 @@ class FaultReason(StrEnum):
     NO_FAULT_HOOK = "no_fault_hook"
     NO_DCGM = "no_dcgm"
     NO_DCGM_FIELD = "no_dcgm_field"
+    NO_POWER_LIMIT = "no_power_limit"
+    SETTERS_NOT_ALLOWED = "setters_not_allowed"
 
 
 class Seen(StrEnum):

@@ -114,11 +114,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[FaultRun]:
         pytest.skip(f"no GPU here: {error}")
     home = open_home(tmp_path_factory.mktemp("home"))
     # This machine is a test's own: nothing acts on an XID that is written into a cache.
-    os.environ["RESILIENCE_SYNTHETIC_XIDS"] = "1"
     make_worker("torch", home).prepare()
-    record = run_job(
-        FaultSpec(worker="torch", faults=tuple(BESIDE_OR_IN)), home, lambda *_: None
-    ).record
+    spec = FaultSpec(worker="torch", faults=tuple(BESIDE_OR_IN))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RESILIENCE_SYNTHETIC_XIDS", "1")
+        record = run_job(spec, home, lambda *_: None).record
     return list(record.faults)
 
 

@@ -25,6 +25,7 @@ from resilience_pipelines.faults import (
     experiment,
     gpu_load,
     gpu_memory,
+    gpu_power,
     gpu_xid,
 )
 from resilience_pipelines.faults.catalogue import CATALOGUE
@@ -449,6 +450,103 @@ def test_an_armed_agent_keeps_a_synthetic_xid_away_whatever_an_operator_says(
         running.wait(10)
     assert (found.verdict, found.reason_code) == (Verdict.ABORTED, FaultReason.GUARD_REFUSED)
     assert "node-problem-detector" in found.detail
+
+
+@pytest.fixture
+def power(fake: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is the stand-in's power limit: a watchdog outside can set it, too."""
+    file = tmp_path / "power"
+    file.write_text("700000")
+    monkeypatch.setenv("TEST_POWER_FILE", str(file))
+    monkeypatch.setenv("RESILIENCE_GPU_SETTERS", "1")
+    monkeypatch.setattr(gpu_power, "PROGRAM", FAKES / "restore_power_file.py")
+    monkeypatch.setattr(gpu_power, "EFFECT_DEADLINE_S", 1.0)
+    reads: Any = lambda _: int(file.read_text())  # noqa: E731
+    fake.nvmlDeviceGetPowerManagementLimit = reads  # type: ignore[attr-defined]
+    fake.nvmlDeviceGetEnforcedPowerLimit = reads  # type: ignore[attr-defined]
+
+    def write(handle: int, limit_mw: int) -> None:
+        if fake.gpu.obeys:
+            file.write_text(str(limit_mw))
+
+    monkeypatch.setattr(fake, "nvmlDeviceSetPowerManagementLimit", write)
+    return file
+
+
+def power_fault(fake: FakeNvml) -> Planted:
+    return Planted(CATALOGUE["gpu_power_limited"], on_the_gpu(fake))
+
+
+def test_a_lowered_power_limit_is_proved_seen_and_put_back(
+    context: FaultContext, fake: FakeNvml, power: Path
+) -> None:
+    found = run(power_fault(fake), context, Recovery.RESUME)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert (found.parameters["limit_before_mw"], found.parameters["limit_mw"]) == (700_000, 200_000)
+    assert power.read_text() == "700000"
+
+
+def test_a_control_arm_sets_no_power_limit(
+    context: FaultContext, fake: FakeNvml, power: Path
+) -> None:
+    before = power.stat().st_mtime_ns
+    assert run(power_fault(fake), context, None).verdict is Verdict.PASS
+    assert power.stat().st_mtime_ns == before
+
+
+def test_a_card_that_does_not_obey_is_not_injected(
+    context: FaultContext, fake: FakeNvml, power: Path
+) -> None:
+    fake.gpu.obeys = False
+    found = run(power_fault(fake), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED
+    )  # fmt: skip
+
+
+def test_a_power_limit_that_is_not_put_back_is_a_failed_rollback(
+    context: FaultContext, fake: FakeNvml, power: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(0)")
+    monkeypatch.setattr(gpu_power, "PROGRAM", broken)
+    found = run(power_fault(fake), context, Recovery.RESUME)
+    assert found.verdict is Verdict.ROLLBACK_FAILED
+    assert found.rollback is not None
+    assert "200000 mW are in force" in found.rollback.detail
+
+
+def test_without_an_operators_flag_no_setting_is_touched(
+    context: FaultContext, fake: FakeNvml, power: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RESILIENCE_GPU_SETTERS")
+    found = run(power_fault(fake), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_APPLICABLE, FaultReason.SETTERS_NOT_ALLOWED
+    )  # fmt: skip
+    assert "RESILIENCE_GPU_SETTERS=1" in found.detail
+
+
+def test_a_watchdog_puts_the_power_limit_back_when_the_platform_is_killed(power: Path) -> None:
+    owner = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import sys, time; from pathlib import Path\n"
+            "from resilience_pipelines.faults.gpu_power import restoring\n"
+            "lease = restoring(Path(sys.argv[1]), 'GPU-0', 700000)\n"
+            "Path(sys.argv[2]).write_text('200000')\n"
+            "print('lowered', flush=True); time.sleep(60)",
+            str(FAKES / "restore_power_file.py"), str(power),
+        ],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "lowered\n"
+    assert power.read_text() == "200000"
+    owner.kill()
+    owner.communicate(timeout=10)
+    wait_until(lambda: power.read_text() == "700000", 10, "The old limit is back", 0.05)
 
 
 def test_a_program_that_does_not_get_ready_says_what_it_wrote(tmp_path: Path) -> None:
