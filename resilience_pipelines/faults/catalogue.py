@@ -16,6 +16,7 @@ from resilience_pipelines.faults.gpu_power import GpuPowerLimited
 from resilience_pipelines.faults.gpu_xid import Mistake, RealXid, Where
 from resilience_pipelines.faults.limits import AddressSpaceExhausted, FileDescriptorsExhausted
 from resilience_pipelines.faults.memory import MemoryExhausted
+from resilience_pipelines.faults.numa_placement import WorkerMisplaced
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
 from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
 from resilience_pipelines.faults.snapshot_path import Cut, SnapshotCutShort
@@ -37,6 +38,7 @@ _ALL: Sequence[Fault] = (
     *(RealXid(mistake, where) for mistake in Mistake for where in Where),
     *(DcgmValueInjected(symptom) for symptom in Symptom),
     GpuPowerLimited(),
+    WorkerMisplaced(),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

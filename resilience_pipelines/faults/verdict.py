@@ -47,6 +47,8 @@ class FaultReason(StrEnum):
     NO_DCGM = "no_dcgm"
     NO_DCGM_FIELD = "no_dcgm_field"
     NO_POWER_LIMIT = "no_power_limit"
+    ONE_NUMA_NODE = "one_numa_node"
+    NUMA_UNKNOWN = "numa_unknown"
     SETTERS_NOT_ALLOWED = "setters_not_allowed"
 
 

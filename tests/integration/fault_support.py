@@ -27,7 +27,9 @@ from resilience_pipelines.workers.process import launch
 from resilience_pipelines.workers.space import SpaceSupport, open_space
 from tests.support.workers import ContractWorker, write_contract_weights
 
-GPU_STRATEGIES = frozenset({"gpu_load", "gpu_memory", "gpu_xid", "dcgm_injection", "gpu_power"})
+GPU_STRATEGIES = frozenset(
+    {"gpu_load", "gpu_memory", "gpu_xid", "dcgm_injection", "gpu_power", "numa_placement"}
+)
 NEED_GPU = tuple(name for name, fault in CATALOGUE.items() if fault.strategy in GPU_STRATEGIES)
 NEED_NO_GPU = tuple(name for name in CATALOGUE if name not in NEED_GPU)
 """What runs on any machine, with the worker of these tests."""

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from resilience_pipelines import numa
 from resilience_pipelines import nvml as nvml_module
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults import (
@@ -27,6 +28,7 @@ from resilience_pipelines.faults import (
     gpu_memory,
     gpu_power,
     gpu_xid,
+    numa_placement,
 )
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
@@ -57,6 +59,7 @@ from tests.integration.fault_support import (
 )
 from tests.support import fake_dcgm
 from tests.support.fake_nvml import FakeNvml
+from tests.unit.test_numa import write_nodes
 
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests/support/gpu_programs"
@@ -547,6 +550,80 @@ def test_a_watchdog_puts_the_power_limit_back_when_the_platform_is_killed(power:
     owner.kill()
     owner.communicate(timeout=10)
     wait_until(lambda: power.read_text() == "700000", 10, "The old limit is back", 0.05)
+
+
+@pytest.fixture
+def two_nodes(fake: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two of this machine's CPUs taken for two nodes, the first near the GPU; no memory moves."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("this machine has one CPU")
+    fake.gpu.cpus, fake.gpu.nodes = (1 << cpus[0],), (0b1,)
+    root = write_nodes(tmp_path / "nodes", {0: str(cpus[0]), 1: str(cpus[1])})
+    monkeypatch.setattr(numa, "NODES", root)
+    monkeypatch.setattr(numa, "move_memory", lambda *_: 0)
+    monkeypatch.setattr(numa_placement, "PROGRAM", FAKES / "copy_nothing.py")
+    monkeypatch.setattr(numa_placement, "EFFECT_DEADLINE_S", 1.0)
+    monkeypatch.setattr(numa_placement, "missing_module", lambda _: None)
+    return cpus
+
+
+def placement_fault(
+    fake: FakeNvml, change: Callable[[Injection], None] = lambda _: None
+) -> Planted:
+    def both(injection: Injection) -> None:
+        on_the_gpu(fake)(injection)
+        change(injection)
+
+    return Planted(CATALOGUE["numa_far_from_gpu"], both)
+
+
+def test_a_worker_far_from_its_gpu_is_proved_seen_and_moved_back(
+    context: FaultContext, fake: FakeNvml, two_nodes: list[int]
+) -> None:
+    found = run(placement_fault(fake), context, Recovery.RESUME)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert (found.parameters["near_node"], found.parameters["far_node"]) == (0, 1)
+    assert found.parameters["distance"] == 21
+    assert set(found.parameters["copies"]) == {"near", "near_again", "far"}
+
+
+def test_a_control_arm_measures_the_near_node_twice_and_moves_nothing(
+    context: FaultContext, fake: FakeNvml, two_nodes: list[int]
+) -> None:
+    found = run(placement_fault(fake), context, None)
+    assert found.verdict is Verdict.PASS, (found.reason_code, found.detail, found.events)
+    assert set(found.parameters["copies"]) == {"near", "near_again"}
+
+
+def test_a_move_that_does_not_happen_is_not_injected(
+    context: FaultContext, fake: FakeNvml, two_nodes: list[int]
+) -> None:
+    nothing = instead("inject", lambda: None)
+    found = run(placement_fault(fake, nothing), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_INJECTED, FaultReason.EFFECT_NOT_PROVED
+    )  # fmt: skip
+
+
+def test_a_worker_that_stays_far_is_a_failed_rollback(
+    context: FaultContext, fake: FakeNvml, two_nodes: list[int]
+) -> None:
+    stays = instead("roll_back", lambda: None)
+    found = run(placement_fault(fake, stays), context, Recovery.RESUME)
+    assert found.verdict is Verdict.ROLLBACK_FAILED, (found.reason_code, found.detail)
+
+
+def test_one_node_has_no_far_one(
+    context: FaultContext, fake: FakeNvml, two_nodes: list[int], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    root = write_nodes(tmp_path / "one", {0: ",".join(str(cpu) for cpu in two_nodes)})
+    monkeypatch.setattr(numa, "NODES", root)
+    found = run(placement_fault(fake), context, Recovery.RESUME)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_APPLICABLE, FaultReason.ONE_NUMA_NODE
+    )  # fmt: skip
 
 
 def test_a_program_that_does_not_get_ready_says_what_it_wrote(tmp_path: Path) -> None:

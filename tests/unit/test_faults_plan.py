@@ -72,6 +72,7 @@ def test_faults_that_were_not_named_are_left_out_when_they_do_not_allow_the_reco
         ("xid_device_assert_beside_worker", Recovery.RESUME),
         *((name, Recovery.RESUME) for name in CATALOGUE if name.startswith("dcgm_")),
         ("gpu_power_limited", Recovery.RESUME),
+        ("numa_far_from_gpu", Recovery.RESUME),
     }
 
 
