@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience_pipelines import job_environment
 from resilience_pipelines.errors import InputError, ResilienceError, UnsupportedError
 from resilience_pipelines.home import Home
 from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
@@ -140,7 +141,7 @@ def read_stack(worker: Worker, home: Home, criu: Criu | None, device: DeviceEngi
         "engine_version": worker.engine_version,
         "model": worker.model,
         "model_precision": worker.model_precision,
-        "image_digest": os.environ.get("RESILIENCE_IMAGE_DIGEST"),
+        "image_digest": job_environment.told(job_environment.IMAGE_DIGEST),
     }
     extra: Mapping[str, object] = worker.stack_facts()
     return Stack.model_validate(facts | dict(extra))

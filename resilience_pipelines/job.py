@@ -5,7 +5,8 @@ What belongs here: from a specification to a landing folder. What does not: meas
 
 `python -m resilience_pipelines.job --home DIR` reads a specification as JSON from standard input
 and writes events as JSON lines to standard output: `progress`, then `landed` or `error`. Under
-Dagster Pipes the same events go to Dagster. The exit code is that of the error.
+Dagster Pipes the same events go to Dagster. The exit code is that of the error. What a launcher
+tells besides comes in the variables of `job_environment`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from resilience_pipelines import __version__
+from resilience_pipelines import __version__, job_environment
 from resilience_pipelines.context import MachineContext, make_worker, open_machine, platform_commit
+from resilience_pipelines.durability import replace_text
 from resilience_pipelines.errors import InputError, ResilienceError, Stopped, StorageError
 from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.home import Home, open_home
@@ -41,6 +43,7 @@ from resilience_pipelines.job_spec import (
 )
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
+    Basis,
     CompatibilityTrial,
     FaultRun,
     RunRecord,
@@ -92,7 +95,7 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
         ResilienceError: nothing could be measured; then no landing folder is written.
     """
     worker = make_worker(spec.worker, home)
-    run_id = new_run_id(spec.kind)
+    run_id = job_environment.told(job_environment.RUN_ID) or new_run_id(spec.kind)
     started_at = datetime.now(UTC)
     remove_orphans(home.work, FOLDERS)
     with ExitStack() as owner:
@@ -112,10 +115,10 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
             started_at=started_at,
             finished_at=datetime.now(UTC),
             worker=worker.name,
-            basis=worker.basis,
+            basis=Basis.SIMULATED if _is_simulated() else worker.basis,
             stack=machine.stack,
             stack_key=machine.stack.key,
-            launcher=os.environ.get("RESILIENCE_LAUNCHER", "local"),
+            launcher=job_environment.told(job_environment.LAUNCHED_BY) or "local",
             platform_version=__version__,
             platform_commit=platform_commit(),
             parameters=spec.model_dump(mode="json"),
@@ -133,6 +136,10 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
                 writer.write_samples(samples)
             folder = writer.finish(record)
     return Landed(folder, record)
+
+
+def _is_simulated() -> bool:
+    return job_environment.told(job_environment.SIMULATED) is not None
 
 
 def _benchmark_context(
@@ -221,7 +228,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the job that standard input specifies; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m resilience_pipelines.job", description=__doc__)
     parser.add_argument("--home", help="data home; RESILIENCE_HOME by default")
-    parser.add_argument("--spec", help="file with the specification; standard input by default")
+    parser.add_argument(
+        "--spec",
+        help=f"file with the specification; {job_environment.SPEC}, else standard input by default",
+    )
     options = parser.parse_args(argv)
     for number in _ENDING:
         signal.signal(number, _end_on_signal)
@@ -271,7 +281,7 @@ def _report(error: ResilienceError, emit: Emit) -> int:
 
 def _read_spec(path: str | None, stdin: TextIO) -> str:
     if path is None:
-        return stdin.read()
+        return job_environment.told(job_environment.SPEC) or stdin.read()
     try:
         return Path(path).read_text()
     except OSError as error:
@@ -282,9 +292,15 @@ def _read_spec(path: str | None, stdin: TextIO) -> str:
 
 @contextmanager
 def _events() -> Iterator[Emit]:
-    """Where events go: to Dagster when it started this process, to standard output always."""
+    """Where events go: to Dagster when it started this process, to standard output always.
+
+    The last one also goes to the file that the launcher named.
+    """
+    outcome = job_environment.told(job_environment.OUTCOME)
 
     def write_line(event: dict[str, object]) -> None:
+        if outcome is not None and event["event"] != "progress":
+            replace_text(Path(outcome), json.dumps(event))
         print(json.dumps(event), flush=True)  # noqa: T201
 
     if PIPES_VARIABLE not in os.environ:

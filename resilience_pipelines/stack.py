@@ -18,6 +18,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from resilience_pipelines import job_environment
+
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -122,6 +124,7 @@ def read_host(storage: Path | None = None) -> dict[str, str | int | None]:
         "architecture": platform.machine() or None,
         "kernel_version": platform.release() or None,
         "container_runtime": _container_runtime(),
+        "kubernetes_version": job_environment.told(job_environment.KUBERNETES_VERSION),
         "python_version": platform.python_version(),
     }
 
@@ -198,10 +201,10 @@ def _memory_mib() -> int | None:
 
 
 def _container_runtime() -> str | None:
+    if told := job_environment.told(job_environment.CONTAINER_RUNTIME):
+        return told
     if Path("/run/.containerenv").exists():
         return "podman"
     if Path("/.dockerenv").exists():
         return "docker"
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return "kubernetes"
     return None

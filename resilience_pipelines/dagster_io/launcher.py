@@ -22,10 +22,11 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from resilience_pipelines import job_environment
 from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
-from resilience_pipelines.launchers.local import JobError
+from resilience_pipelines.launchers.launcher import JobError
 from resilience_pipelines.warehouse.landing import LandedRun, read_landing
 
 _END_DEADLINE_S = 30.0
@@ -78,7 +79,7 @@ class LocalLauncher(dg.ConfigurableResource["LocalLauncher"]):
         environment = {
             **os.environ,
             **session.get_bootstrap_env_vars(),
-            "RESILIENCE_LAUNCHER": "local",
+            job_environment.LAUNCHED_BY: "local",
         }
         with _process(_command(home), environment) as process:
             assert process.stdin is not None

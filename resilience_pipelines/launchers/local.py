@@ -6,45 +6,30 @@ does, and how events are shown.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from resilience_pipelines.errors import DeadlineError, ResilienceError
+from resilience_pipelines import job_environment
+from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
+from resilience_pipelines.launchers.launcher import (
+    JobError,
+    JobResult,
+    parse_event,
+    tell_progress,
+    texts,
+)
 from resilience_pipelines.startup.benchmark import Progress
 
 _END_DEADLINE_S = 60.0
 """After SIGTERM: an experiment undoes its fault and what was found is landed."""
 _STDERR_LINES_KEPT = 50
-
-
-class JobError(ResilienceError):
-    """The job reported an error, or ended without a result."""
-
-    def __init__(self, reason: str, *, mend: str = "", exit_code: int = 1) -> None:
-        super().__init__(reason, mend=mend)
-        self.exit_code = exit_code  # type: ignore[misc]
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """Where a finished job put its record.
-
-    Attributes:
-        unsupported: parts of what was asked that the machine can't do, and why.
-    """
-
-    run_id: str
-    folder: Path
-    unsupported: dict[str, str]
 
 
 def run_local(
@@ -63,7 +48,7 @@ def run_local(
     process = subprocess.Popen(
         [sys.executable, "-m", "resilience_pipelines.job", "--home", str(home.root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"RESILIENCE_LAUNCHER": "local"},
+        env=os.environ | {job_environment.LAUNCHED_BY: "local"},
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stderr is not None
@@ -98,28 +83,18 @@ def _follow(process: subprocess.Popen[str], progress: Progress) -> dict[str, obj
     assert process.stdout is not None
     last: dict[str, object] = {}
     for line in process.stdout:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # a library's own words on standard output are no event
-        if event.get("event") == "progress":
-            progress(event["what"], event["done"], event["total"])
-        else:
+        event = parse_event(line)
+        if event is not None and not tell_progress(event, progress):
             last = event
     return last
 
 
 def _result(last: dict[str, object], code: int, errors: str) -> JobResult:
     if last.get("event") == "landed":
-        return JobResult(str(last["run_id"]), Path(str(last["folder"])), _texts(last))
+        return JobResult(str(last["run_id"]), Path(str(last["folder"])), texts(last, "unsupported"))
     if last.get("event") == "error":
         raise JobError(str(last["reason"]), mend=str(last["mend"]), exit_code=code)
     raise JobError(f"The job ended with exit code {code} and no result.\n{errors}".rstrip())
-
-
-def _texts(event: dict[str, object]) -> dict[str, str]:
-    found = event.get("unsupported")
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
