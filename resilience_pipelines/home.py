@@ -57,6 +57,11 @@ class Home:
         return self.root / "work"
 
     @property
+    def launches(self) -> Path:
+        """What launchers saw of jobs that ran elsewhere, `<run_id>/`."""
+        return self.root / "launches"
+
+    @property
     def dagster(self) -> Path:
         """DAGSTER_HOME, where Dagster keeps runs, events and schedules."""
         return self.root / "dagster"

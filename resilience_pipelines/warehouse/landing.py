@@ -14,6 +14,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from typing import Final, Self
 import polars as pl
 from pydantic import BaseModel, ValidationError
 
+from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
@@ -219,6 +221,33 @@ class LandingWriter:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
             return EvidenceFile(path=path.name, bytes=file.tell(), sha256=digest)
+
+
+def copy_landing(folder: Path, landing: Path) -> Path:
+    """Copy a landing folder into another landing zone, whole or not at all; returns the copy.
+
+    Raises:
+        CorruptError: the folder is not what a job wrote.
+        StorageError: no space, or the other zone has a folder of this run.
+    """
+    run_id = read_landing(folder).record.run_id
+    with _storage_errors(f"Run {run_id} could not be copied to {landing}"):
+        incoming = landing / INCOMING
+        incoming.mkdir(parents=True, exist_ok=True)
+        with owned_folder(incoming / run_id) as owned:
+            content = owned / _CONTENT
+            content.mkdir()
+            for path in sorted(folder.iterdir()):
+                shutil.copyfile(path, content / path.name)
+                sync(content / path.name)
+            _fsync_folder(content)
+            day = landing / f"date={landing_date(run_id)}"
+            day.mkdir(exist_ok=True)
+            final = day / run_id
+            content.rename(final)
+            _fsync_folder(day)
+            _fsync_folder(landing)
+    return final
 
 
 def landing_date(run_id: str) -> str:
