@@ -100,16 +100,17 @@ class LogFollower:
     def _run(self) -> None:
         pause = _PAUSE_S
         while not self._stop.is_set():
-            last_try = self._ended.is_set()
+            ended = self._ended.is_set()
             try:
                 if self._read():
                     pause = _PAUSE_S
-                if last_try:
-                    return
+                if ended:
+                    return  # this stream began after the end, and was read to its own
             except ApiLostError:
-                if last_try:
-                    return  # progress is all that is lost
-            # Woken by the end of the container, which allows one more try.
+                if ended:
+                    # `drain` says for how long; what is lost then is progress.
+                    self._stop.wait(_PAUSE_S)
+                    continue
             self._ended.wait(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 

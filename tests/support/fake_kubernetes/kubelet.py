@@ -1,0 +1,226 @@
+"""The kubelet: pulls no image, and really runs a pod's command as a process of this machine.
+
+Volumes become folders and links below one folder of the test; a pod that mounts anything elsewhere
+is refused, so that no pod touches this machine's files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.fake_kubernetes.controllers import event, set_condition
+from tests.support.fake_kubernetes.store import Object, Store, now
+
+Program = Callable[[Object], list[str]]
+"""The command that stands in for a pod's own."""
+
+
+@dataclass
+class _Container:
+    process: subprocess.Popen[str]
+    started_at: str
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    reader: threading.Thread | None = None
+    term_sent_at: float | None = None
+    reason: str = ""
+    ended: bool = False
+
+
+class Kubelet:
+    """One for all nodes."""
+
+    def __init__(self, store: Store, folder: Path, repository: Path) -> None:
+        self.store = store
+        self.folder = folder
+        self.repository = repository
+        self.images = {"registry.test/resilience:1"}
+        self.program: Program | None = None
+        self.lost_nodes: set[str] = set()
+        self.mount_problem = ""
+        self._containers: dict[str, _Container] = {}
+
+    def lines(self, pod: str) -> list[tuple[float, str]]:
+        container = self._containers.get(pod)
+        return list(container.lines) if container else []
+
+    def ended(self, pod: str) -> bool:
+        container = self._containers.get(pod)
+        return container is None or container.ended
+
+    def step(self) -> None:
+        pods = self.store.all("pods")
+        for pod in pods:
+            node = pod["spec"].get("nodeName")
+            if node and node not in self.lost_nodes:
+                self._pod(pod)
+        # What was removed by force ends once its kubelet hears of it.
+        for name in self._containers.keys() - {pod["metadata"]["name"] for pod in pods}:
+            if not self.lost_nodes and not self._containers[name].ended:
+                _signal(self._containers[name].process, signal.SIGKILL)
+                self._containers[name].ended = True
+
+    def kill_as(self, reason: str) -> None:
+        """Kill every container, for a reason that will be in its state."""
+        for container in self._containers.values():
+            container.reason = reason
+            _signal(container.process, signal.SIGKILL)
+
+    def evict(self, why: str) -> None:
+        """End every pod as a node under pressure does."""
+        for name, container in self._containers.items():
+            container.reason = "Error"
+
+            def edit(pod: Object) -> None:
+                pod["status"] |= {"reason": "Evicted", "message": why}
+
+            self.store.change("pods", name, edit)
+            _signal(container.process, signal.SIGTERM)
+
+    def lose_node(self, node: str) -> None:
+        """The node reports no more; what it runs goes on unseen."""
+        self.lost_nodes.add(node)
+        for pod in self.store.all("pods"):
+            if pod["spec"].get("nodeName") == node:
+                self.store.change(
+                    "pods", pod["metadata"]["name"],
+                    lambda item: set_condition(item, "Ready", "False"),
+                )  # fmt: skip
+                event(self.store, "Pod", pod, "Warning", "NodeNotReady", "Node is not ready")
+
+    def processes(self) -> list[subprocess.Popen[str]]:
+        return [item.process for item in self._containers.values() if item.process.poll() is None]
+
+    def stop(self) -> None:
+        for process in self.processes():
+            _signal(process, signal.SIGKILL)
+            process.wait(10)
+
+    def _pod(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        container = self._containers.get(name)
+        deleted = "deletionTimestamp" in pod["metadata"]
+        if container is None:
+            if deleted:
+                self.store.change("pods", name, _mark_removed)
+            else:
+                self._start(pod)
+            return
+        if deleted and not container.ended:
+            self._end_soon(pod, container)
+        if container.process.poll() is not None and not container.ended:
+            self._ended(pod, container)
+        if deleted and container.ended:
+            self.store.change("pods", name, _mark_removed)
+
+    def _start(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        spec = pod["spec"]["containers"][0]
+        if self.mount_problem:
+            event(self.store, "Pod", pod, "Warning", "FailedMount", self.mount_problem)
+            self._waiting(name, "ContainerCreating", "")
+            return
+        if spec["imagePullPolicy"] == "Never" and spec["image"] not in self.images:
+            self._waiting(name, "ErrImageNeverPull", f"{spec['image']} is not present")
+            return
+        event(self.store, "Pod", pod, "Normal", "Pulling", f"Pulling image {spec['image']}")
+        if spec["image"] not in self.images:
+            event(self.store, "Pod", pod, "Warning", "Failed", "Failed to pull image")
+            self._waiting(name, "ErrImagePull", f"{spec['image']}: not found")
+            return
+        event(self.store, "Pod", pod, "Normal", "Pulled", "Successfully pulled image")
+        self._volumes(pod)
+        told = {item["name"]: item["value"] for item in spec["env"]}
+        command = self.program(pod) if self.program else [sys.executable, *spec["command"][1:]]
+        kept = {k: v for k, v in os.environ.items()
+                if k in ("PATH", "HOME", "LANG", "RESILIENCE_CRIU_PREFIX")}  # fmt: skip
+        process = subprocess.Popen(
+            command, text=True, cwd=self.repository, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=kept | {"PYTHONPATH": str(self.repository), "KUBERNETES_SERVICE_HOST": "x"} | told,
+        )  # fmt: skip
+        container = _Container(process, now())
+        container.reader = threading.Thread(target=_read, args=(container,), daemon=True)
+        container.reader.start()
+        self._containers[name] = container
+        running = {"name": "job", "state": {"running": {"startedAt": container.started_at}},
+                   "imageID": f"{spec['image']}@fake"}  # fmt: skip
+
+        def edit(item: Object) -> None:
+            item["status"] |= {"phase": "Running", "containerStatuses": [running]}
+            set_condition(item, "Ready", "True")
+
+        self.store.change("pods", name, edit)
+
+    def _waiting(self, name: str, reason: str, message: str) -> None:
+        state = {"name": "job", "state": {"waiting": {"reason": reason, "message": message}}}
+
+        def edit(item: Object) -> None:
+            item["status"]["containerStatuses"] = [state]
+
+        self.store.change("pods", name, edit)
+
+    def _volumes(self, pod: Object) -> None:
+        volumes = {item["name"]: item for item in pod["spec"]["volumes"]}
+        mounts = pod["spec"]["containers"][0]["volumeMounts"]
+        for mount in sorted(mounts, key=lambda item: len(item["mountPath"])):
+            place = Path(mount["mountPath"])
+            assert self.folder in place.parents, f"{place} is not below {self.folder}"
+            volume = volumes[mount["name"]]
+            if "emptyDir" in volume:
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            source = Path(volume["hostPath"]["path"])
+            assert self.folder in source.parents, f"{source} is not below {self.folder}"
+            assert source.is_dir()
+            if not place.is_symlink():
+                place.symlink_to(source)
+
+    def _end_soon(self, pod: Object, container: _Container) -> None:
+        grace_s = pod["metadata"].get("deletionGracePeriodSeconds")
+        if container.term_sent_at is None:
+            container.term_sent_at = time.monotonic()
+            _signal(container.process, signal.SIGTERM)
+        elif time.monotonic() - container.term_sent_at > (grace_s if grace_s is not None else 30):
+            _signal(container.process, signal.SIGKILL)
+
+    def _ended(self, pod: Object, container: _Container) -> None:
+        assert container.reader is not None
+        container.reader.join(2.0)
+        code = container.process.returncode
+        code = 128 - code if code < 0 else code
+        state = {
+            "exitCode": code,
+            "reason": container.reason or ("Error" if code else "Completed"),
+            "startedAt": container.started_at,
+            "finishedAt": now(),
+        }
+
+        def edit(item: Object) -> None:
+            item["status"]["phase"] = "Failed" if code else "Succeeded"
+            item["status"]["containerStatuses"][0]["state"] = {"terminated": state}
+
+        container.ended = True
+        self.store.change("pods", pod["metadata"]["name"], edit)
+
+
+def _mark_removed(pod: Object) -> None:
+    pod["metadata"]["removed"] = True
+
+
+def _read(container: _Container) -> None:
+    assert container.process.stdout is not None
+    for line in container.process.stdout:
+        container.lines.append((time.time(), line.rstrip("\n")))
+
+
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, number)
