@@ -15,7 +15,7 @@ from assets.partitions import STACKS
 from assets.stacks import stacks
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import GPU_POOL
-from resilience_pipelines.dagster_io.launcher import LocalLauncher
+from resilience_pipelines.dagster_io.launcher import JobLauncher
 from resilience_pipelines.dagster_io.metadata import fault_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.job_spec import FaultSpec
@@ -76,9 +76,9 @@ def fault_runs(
     context: dg.AssetExecutionContext,
     config: FaultConfig,
     home: HomeResource,
-    launcher: LocalLauncher,
+    launcher: JobLauncher,
 ) -> dg.MaterializeResult[None]:
-    """Run the experiments on this machine."""
+    """Run the experiments where the launcher runs jobs."""
     with failures():
         landed = measure(context, home.open(), launcher, config)
         return dg.MaterializeResult(metadata=fault_metadata(landed))

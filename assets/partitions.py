@@ -14,6 +14,7 @@ from typing import Final
 
 import dagster as dg
 
+from resilience_pipelines.context import WORKERS
 from resilience_pipelines.dagster_io.stack_partitions import HARDWARE, SOFTWARE, partition_of
 from resilience_pipelines.errors import InputError, UnsupportedError
 from resilience_pipelines.stack import Stack
@@ -59,3 +60,24 @@ def worker_of(partition: str, stacks: Mapping[str, Stack], asked: str | None = N
         f"Partition {partition!r} is no stack of this machine: {'; '.join(differing)}.",
         mend=f"Materialize {own_keys} here, and {partition!r} on the machine that it names.",
     )
+
+
+def worker_named_by(partition: str, asked: str | None = None) -> str:
+    """The worker that a partition's software begins with, whatever machine it is on.
+
+    Args:
+        partition: the key of the partition that a run is for.
+        asked: the worker that has to be it, if one was asked for.
+
+    Raises:
+        InputError: it names no worker, or another one than was asked for.
+    """
+    software = STACKS.get_partition_key_from_str(partition).keys_by_dimension[SOFTWARE]
+    for name in WORKERS:
+        if software.startswith(f"{name}-") and asked in (None, name):
+            return name
+    raise InputError(
+        "partition", partition, "its software is not that of "
+        + (f"the worker {asked!r}" if asked else "any worker"),
+        mend=f"Choose a partition whose software begins with one of {', '.join(WORKERS)}.",
+    )  # fmt: skip

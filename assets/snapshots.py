@@ -15,7 +15,7 @@ from assets.partitions import STACKS
 from assets.stacks import stacks
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import GPU_POOL
-from resilience_pipelines.dagster_io.launcher import LocalLauncher
+from resilience_pipelines.dagster_io.launcher import JobLauncher
 from resilience_pipelines.dagster_io.metadata import snapshot_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.snapshots.store import SnapshotStore
@@ -64,9 +64,9 @@ def snapshot_images(
     context: dg.AssetExecutionContext,
     config: SnapshotConfig,
     home: HomeResource,
-    launcher: LocalLauncher,
+    launcher: JobLauncher,
 ) -> dg.MaterializeResult[None]:
-    """Take a snapshot on this machine, and prune old ones."""
+    """Take a snapshot where the launcher runs jobs, and prune old ones."""
     with failures():
         data_home = home.open()
         landed = measure(context, data_home, launcher, config)

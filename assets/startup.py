@@ -15,7 +15,7 @@ from assets.partitions import STACKS
 from assets.stacks import stacks
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import GPU_POOL
-from resilience_pipelines.dagster_io.launcher import LocalLauncher
+from resilience_pipelines.dagster_io.launcher import JobLauncher
 from resilience_pipelines.dagster_io.metadata import startup_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.job_spec import StartupSpec
@@ -83,9 +83,9 @@ def startup_measurements(
     context: dg.AssetExecutionContext,
     config: StartupConfig,
     home: HomeResource,
-    launcher: LocalLauncher,
+    launcher: JobLauncher,
 ) -> dg.MaterializeResult[None]:
-    """Measure the arms on this machine."""
+    """Measure the arms where the launcher runs jobs."""
     with failures():
         landed = measure(context, home.open(), launcher, config)
         return dg.MaterializeResult(metadata=startup_metadata(landed))

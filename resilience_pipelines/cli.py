@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +36,7 @@ from rich.progress import (
 
 from resilience_pipelines import __version__
 from resilience_pipelines.cli_tables import print_record, print_rows
-from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.errors import InputError, ResilienceError, Stopped
 from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Measure: run a benchmark job and land its results.")
 snapshot_app = typer.Typer(help="Take, look at, check, restore and remove snapshots of workers.")
+kubernetes_app = typer.Typer(help="Jobs on a Kubernetes cluster (docs/kubernetes.md).")
+app.add_typer(kubernetes_app, name="kubernetes", no_args_is_help=True)
 app.add_typer(run_app, name="run", no_args_is_help=True)
 app.add_typer(snapshot_app, name="snapshot", no_args_is_help=True)
 
@@ -59,6 +63,14 @@ HomeOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 WorkerOption = Annotated[str, typer.Option("--worker", help="The worker to measure.")]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        help="Where the job runs: local, or kubernetes (docs/kubernetes.md); RESILIENCE_LAUNCHER, "
+        "else local.",
+    ),
+]
 
 
 DEMO_FAULTS = "worker_killed,worker_hung,memory_exhausted,snapshot_image_corrupted_bit_flip"
@@ -166,6 +178,7 @@ def run_startup(
         str, typer.Option(help="Sleep levels of the arm sleep_wake, separated by commas.")
     ] = "",
     port: Annotated[int | None, typer.Option(help="Port of the worker on loopback.")] = None,
+    launcher: LauncherOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -181,6 +194,7 @@ def run_startup(
             "sleep_levels": _split(sleep_levels),
             "port": port,
         },
+        launcher,
         home,
         as_json,
     )
@@ -203,6 +217,7 @@ def run_fault(
     list_them: Annotated[
         bool, typer.Option("--list", help="List the catalogue and leave.")
     ] = False,
+    launcher: LauncherOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -220,6 +235,7 @@ def run_fault(
             "controls": controls,
             "port": port,
         },
+        launcher,
         home,
         as_json,
     )
@@ -247,6 +263,7 @@ def run_compatibility(
     ] = None,
     worker: WorkerOption = "reference",
     repeats: Annotated[int, typer.Option(help="Restores of each snapshot.")] = 1,
+    launcher: LauncherOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -255,7 +272,7 @@ def run_compatibility(
     Exit code 1: a restore failed that the gate had predicted to work.
     """
     fields = {"kind": "compatibility", "worker": worker, "repeats": repeats}
-    _run(fields | {"snapshots": snapshots or []}, home, as_json)
+    _run(fields | {"snapshots": snapshots or []}, launcher, home, as_json)
 
 
 @snapshot_app.command("create")
@@ -264,11 +281,14 @@ def snapshot_create(
     sleep_level: Annotated[
         int | None, typer.Option(help="How deep it sleeps meanwhile; by default as suits it best.")
     ] = None,
+    launcher: LauncherOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a worker, take its snapshot and keep it in the store."""
-    _run({"kind": "snapshot", "worker": worker, "sleep_level": sleep_level}, home, as_json)
+    _run(
+        {"kind": "snapshot", "worker": worker, "sleep_level": sleep_level}, launcher, home, as_json
+    )
 
 
 @snapshot_app.command("list")
@@ -903,6 +923,27 @@ def dashboard(
         out.print(str(report.path))
 
 
+@kubernetes_app.command("clean")
+def kubernetes_clean(
+    settings: Annotated[
+        Path | None, typer.Option(help="Settings; kubernetes.toml in the data home if none.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the jobs of this data home whose launcher was killed. What they landed stays."""
+    from resilience_pipelines.launchers.choice import settings_file
+    from resilience_pipelines.launchers.kubernetes.client import connect
+    from resilience_pipelines.launchers.kubernetes.launcher import clean_orphans
+    from resilience_pipelines.launchers.kubernetes.settings import read_settings
+
+    data_home = open_home(home)
+    found = read_settings(settings_file(data_home, settings))
+    with closing(connect(found)) as cluster:
+        removed = clean_orphans(cluster, data_home)
+    _print_rows([{"removed_run": run_id} for run_id in removed], as_json)
+
+
 @app.command()
 def demo(
     repeats: Annotated[int, typer.Option(help="Starts of each arm; cold at most 2.")] = 3,
@@ -965,14 +1006,19 @@ def demo(
     )
 
 
-def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None:
+def _run(
+    fields: Mapping[str, object], launcher: str | None, home: Path | None, as_json: bool
+) -> None:
     from resilience_pipelines.job_spec import parse_spec
-    from resilience_pipelines.launchers.local import run_local
+    from resilience_pipelines.launchers.choice import choose
 
     spec = parse_spec(json.dumps(fields))
     data_home = open_home(home)
+    launch = choose(data_home, launcher, tell=lambda text: err.print(f"[yellow]{escape(text)}[/]"))
+    # A job that runs elsewhere has to be ended there, so this process must not just die.
+    signal.signal(signal.SIGTERM, _stop)
     with _progress(as_json) as report:
-        result = run_local(spec, data_home, report)
+        result = launch(spec, data_home, report)
     record = json.loads((result.folder / "run.json").read_text())
     if as_json:
         _print_json(
@@ -980,6 +1026,7 @@ def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None
                 "run_id": result.run_id,
                 "folder": str(result.folder),
                 "unsupported": result.unsupported,
+                "notices": list(result.notices),
                 "startups": [
                     {key: item[key] for key in ("arm", "repeat", "outcome", "total_s")}
                     for item in record["startups"]
@@ -1025,6 +1072,11 @@ def _run(fields: Mapping[str, object], home: Path | None, as_json: bool) -> None
     ]
     if failed:
         raise typer.Exit(1)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped(128 + number)
 
 
 def _show_record(record: Mapping[str, Any]) -> None:

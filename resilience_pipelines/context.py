@@ -37,6 +37,9 @@ _FACTORIES: Mapping[str, Callable[[Path], Worker]] = {
 }
 """Each makes a worker; it gets the folder for models and weights."""
 
+WORKERS = tuple(_FACTORIES)
+"""Names of all workers; the name of its engine begins with each."""
+
 
 def workers_here() -> tuple[str, ...]:
     """Names of the workers that can run on this machine."""

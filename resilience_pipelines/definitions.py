@@ -19,7 +19,7 @@ from assets.snapshots import snapshot_images
 from assets.stacks import stacks
 from assets.startup import startup_measurements
 from assets.warehouse import marts, published_database, raw_tables
-from resilience_pipelines.dagster_io.launcher import LocalLauncher
+from resilience_pipelines.dagster_io.launcher import ChosenLauncher
 from resilience_pipelines.dagster_io.resources import HomeResource
 
 defs = dg.Definitions(
@@ -38,6 +38,6 @@ defs = dg.Definitions(
     jobs=JOBS,
     schedules=SCHEDULES,
     sensors=SENSORS,
-    resources={"home": HomeResource(), "launcher": LocalLauncher()},
+    resources={"home": HomeResource(), "launcher": ChosenLauncher()},
     executor=dg.in_process_executor,
 )

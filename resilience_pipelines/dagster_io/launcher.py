@@ -1,8 +1,8 @@
-"""The local launcher under Dagster: a benchmark job in a process of its own, through Pipes.
+"""Launchers under Dagster: the resource that runs a step's job where the setting says.
 
-What belongs here: starting `job.py` in a Pipes session, and ending it with the step, whatever ends
-the step. What does not: what the job does, and the same launcher without Dagster
-(`launchers.local`).
+What belongs here: starting `job.py` in a Pipes session on this machine, and ending it with the
+step, whatever ends the step; and handing a job to a launcher of the library. What does not: what
+the job does, and the launchers without Dagster (`launchers`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from resilience_pipelines import job_environment
 from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
+from resilience_pipelines.launchers.choice import (
+    LauncherName,
+    kubernetes_launch,
+    launcher_name,
+)
 from resilience_pipelines.launchers.launcher import JobError
 from resilience_pipelines.warehouse.landing import LandedRun, read_landing
 
@@ -33,7 +38,26 @@ _END_DEADLINE_S = 30.0
 _STDERR_LINES_KEPT = 50
 
 
-class LocalLauncher(dg.ConfigurableResource["LocalLauncher"]):
+class JobLauncher(dg.ConfigurableResource["JobLauncher"]):
+    """Runs benchmark jobs. What an asset asks for; which one it gets is a setting."""
+
+    @property
+    def measures_this_machine(self) -> bool:
+        """Whether jobs run on the machine that runs the step."""
+        return True
+
+    def run(self, context: dg.AssetExecutionContext, spec: JobSpec, home: Home) -> LandedRun:
+        """Run a job to its end and read what it landed. Its progress goes to the log of the run.
+
+        Raises:
+            JobError: the job reported an error, or ended without a result.
+            DeadlineError: it took too long and was ended.
+            CorruptError: what it landed is not what it wrote.
+        """
+        raise NotImplementedError
+
+
+class LocalLauncher(JobLauncher):
     """Runs benchmark jobs on the machine that runs the step."""
 
     deadline_s: float = Field(
@@ -95,6 +119,50 @@ class LocalLauncher(dg.ConfigurableResource["LocalLauncher"]):
                 _end(process)
                 code, expired = process.wait(_END_DEADLINE_S), True
             return code, errors.last(), expired
+
+
+class ChosenLauncher(JobLauncher):
+    """Runs benchmark jobs where the setting says: the same assets on this machine or a cluster."""
+
+    launcher: str | None = Field(
+        default=None,
+        description="`local` or `kubernetes`. RESILIENCE_LAUNCHER, else `local`, when not set.",
+    )
+    kubernetes_settings: str | None = Field(
+        default=None,
+        description="File with the settings of the Kubernetes launcher (docs/kubernetes.md). "
+        "RESILIENCE_KUBERNETES_SETTINGS, else `kubernetes.toml` in the data home, when not set.",
+    )
+    deadline_s: float = Field(
+        default=6 * 3600.0,
+        gt=0,
+        description="Seconds after which a local job that has not ended is ended; a cluster's jobs "
+        "have `deadlines.run_s` of their settings.",
+    )
+
+    @property
+    def measures_this_machine(self) -> bool:
+        """Whether jobs run on the machine that runs the step."""
+        return launcher_name(self.launcher) is LauncherName.LOCAL
+
+    def run(self, context: dg.AssetExecutionContext, spec: JobSpec, home: Home) -> LandedRun:
+        """Run a job to its end and read what it landed. Its progress goes to the log of the run.
+
+        Raises:
+            JobError: the job reported an error, ended without a result, or its cluster failed it.
+            DeadlineError: it took too long and was ended.
+            CorruptError: what it landed is not what it wrote.
+            InputError: the settings can't be used.
+        """
+        if self.measures_this_machine:
+            return LocalLauncher(deadline_s=self.deadline_s).run(context, spec, home)
+        settings = Path(self.kubernetes_settings) if self.kubernetes_settings else None
+
+        def progress(what: str, done: int, total: int) -> None:
+            context.log.info(f"{done}/{total} {what}")
+
+        launch = kubernetes_launch(home, settings, context.log.warning)
+        return read_landing(launch(spec, home, progress).folder)
 
 
 class _ErrorStream:

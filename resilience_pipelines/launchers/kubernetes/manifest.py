@@ -178,7 +178,7 @@ def _pod(spec: JobSpec, run_id: str, settings: KubernetesSettings, facts: Cluste
                     {"name": name, "value": value}
                     for name, value in _environment(spec, run_id, settings, facts).items()
                 ],
-                "resources": {"requests": amounts, "limits": amounts} if amounts else {},
+                "resources": {"requests": amounts, "limits": dict(amounts)} if amounts else {},
                 "volumeMounts": mounts,
                 "securityContext": _security(settings),
             }

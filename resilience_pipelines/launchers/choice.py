@@ -1,0 +1,93 @@
+"""Choosing a launcher: one setting decides where jobs run.
+
+What belongs here: the launchers' names, the setting, and a launcher made from it. What does not:
+any launcher.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from resilience_pipelines.errors import InputError
+from resilience_pipelines.home import Home
+from resilience_pipelines.launchers.launcher import Launch
+
+VARIABLE: Final = "RESILIENCE_LAUNCHER"
+SETTINGS_VARIABLE: Final = "RESILIENCE_KUBERNETES_SETTINGS"
+
+
+class LauncherName(StrEnum):
+    """Where jobs run."""
+
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+
+
+def launcher_name(asked: str | None = None) -> LauncherName:
+    """The launcher that was asked for, else that of RESILIENCE_LAUNCHER, else `local`.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    given = asked or os.environ.get(VARIABLE) or LauncherName.LOCAL
+    try:
+        return LauncherName(given)
+    except ValueError:
+        raise InputError(
+            "--launcher" if asked else VARIABLE, given, "no such launcher",
+            mend=f"Choose from {', '.join(LauncherName)}.",
+        ) from None  # fmt: skip
+
+
+def kubernetes_launch(home: Home, settings: Path | None, tell: Callable[[str], None]) -> Launch:
+    """The Kubernetes launcher, with the settings of a file.
+
+    Args:
+        settings: the file; RESILIENCE_KUBERNETES_SETTINGS, else `kubernetes.toml` in the data home,
+            when None.
+        tell: gets what a person should know while a run goes on.
+
+    Raises:
+        InputError: the settings can't be used.
+    """
+    # Loading the client of the API takes a second that local jobs need not wait for.
+    from resilience_pipelines.launchers.kubernetes.launcher import run_on_kubernetes
+    from resilience_pipelines.launchers.kubernetes.settings import read_settings
+
+    return partial(run_on_kubernetes, settings=read_settings(settings_file(home, settings)),
+                   tell=tell)  # fmt: skip
+
+
+def settings_file(home: Home, asked: Path | None) -> Path:
+    """The file that holds the settings of the Kubernetes launcher."""
+    from resilience_pipelines.launchers.kubernetes.settings import FILE
+
+    if asked is not None:
+        return asked
+    given = os.environ.get(SETTINGS_VARIABLE)
+    return Path(given) if given else home.root / FILE
+
+
+def choose(
+    home: Home,
+    asked: str | None = None,
+    settings: Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Launch:
+    """The launcher that the setting names.
+
+    Raises:
+        InputError: there is none of that name, or its settings can't be used.
+    """
+    match launcher_name(asked):
+        case LauncherName.LOCAL:
+            from resilience_pipelines.launchers.local import run_local
+
+            return run_local
+        case LauncherName.KUBERNETES:
+            return kubernetes_launch(home, settings, tell)

@@ -1,0 +1,181 @@
+"""The Job that a specification becomes: what is in it, and what a server did not store of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes import client
+
+from resilience_pipelines.errors import InputError
+from resilience_pipelines.job_spec import FaultSpec, StartupSpec, parse_spec
+from resilience_pipelines.launchers.kubernetes.manifest import (
+    ClusterFacts,
+    build_job,
+    dropped_fields,
+    job_name,
+)
+from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings, read_settings
+from resilience_pipelines.records import RunKind, new_run_id
+
+RUN_ID = "20260302T090000Z-compatibility-0123abcd"
+DIGEST = f"sha256:{'a' * 64}"
+FULL = {
+    "image": f"registry.test/resilience@{DIGEST}",
+    "landing": {"claim": "landing", "sub_path": "zone"},
+    "snapshots": {"claim": "snapshots"},
+    "cache": {"host_path": "/var/cache/models"},
+    "gpu": {"count": 2, "product": "NVIDIA-H200", "driver_version": "580.159.04"},
+    "cpu": "8",
+    "memory": "64Gi",
+    "runtime_class": "nvidia",
+    "node_selector": {"pool": "bench"},
+    "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}],
+    "image_pull_secrets": ["registry"],
+    "security": {"privileged": True},
+}
+FACTS = ClusterFacts("v1.31.2", "containerd://1.7.0")
+
+
+def build(**changes: Any) -> dict[str, Any]:
+    settings = KubernetesSettings.model_validate(FULL | changes)
+    return build_job(StartupSpec(), RUN_ID, "0" * 16, settings, FACTS)
+
+
+def pod(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["spec"]["template"]["spec"]
+    return found
+
+
+def environment(manifest: dict[str, Any]) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in pod(manifest)["containers"][0]["env"]}
+
+
+class _Response:
+    def __init__(self, data: str) -> None:
+        self.data = data
+
+
+def test_every_field_is_one_that_the_api_knows() -> None:
+    """The official client's models keep what they know, and drop the rest without a word."""
+    manifest = build()
+    api = client.ApiClient()
+    known = api.sanitize_for_serialization(
+        api.deserialize(_Response(json.dumps(manifest)), "V1Job")
+    )
+    assert dropped_fields(manifest, known) == []
+
+
+def test_the_specification_comes_whole_through_the_environment() -> None:
+    spec = FaultSpec(faults=("worker_killed",), repeats=3)
+    settings = KubernetesSettings.model_validate(FULL)
+    manifest = build_job(spec, RUN_ID, "0" * 16, settings, FACTS)
+    assert parse_spec(environment(manifest)["RESILIENCE_JOB_SPEC"]) == spec
+
+
+def test_what_isn_t_known_isn_t_told() -> None:
+    settings = KubernetesSettings.model_validate(FULL | {"image": "registry.test/resilience:1"})
+    manifest = build_job(StartupSpec(), RUN_ID, "0" * 16, settings, ClusterFacts(None, None))
+    names = ("KUBERNETES_VERSION", "CONTAINER_RUNTIME", "IMAGE_DIGEST", "SIMULATED")
+    assert not {f"RESILIENCE_{name}" for name in names} & environment(manifest).keys()
+
+
+def test_an_image_by_digest_names_it() -> None:
+    assert environment(build())["RESILIENCE_IMAGE_DIGEST"] == DIGEST
+
+
+def test_the_node_is_chosen_by_gpu_and_each_part_of_the_driver() -> None:
+    assert pod(build())["nodeSelector"] == {
+        "pool": "bench",
+        "nvidia.com/gpu.product": "NVIDIA-H200",
+        "nvidia.com/cuda.driver.major": "580",
+        "nvidia.com/cuda.driver.minor": "159",
+        "nvidia.com/cuda.driver.rev": "04",
+    }
+    limits = pod(build())["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "2"}
+
+
+def test_a_job_s_pod_is_never_replaced_and_has_no_token() -> None:
+    manifest = build()
+    assert manifest["spec"]["backoffLimit"] == 0
+    assert pod(manifest)["restartPolicy"] == "Never"
+    assert pod(manifest)["automountServiceAccountToken"] is False
+
+
+def test_without_privileges_every_capability_is_dropped_but_those_named() -> None:
+    manifest = build(security={"capabilities": ["SYS_PTRACE"]})
+    context = pod(manifest)["containers"][0]["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert context["privileged"] is False
+
+
+@pytest.mark.parametrize("kind", list(RunKind))
+def test_a_job_s_name_leaves_room_for_its_pod_s(kind: RunKind) -> None:
+    name = job_name(new_run_id(kind))
+    assert len(name) + len("-abcde") <= 63
+    assert name == name.lower()
+
+
+def test_nothing_is_missing_from_what_is_the_same() -> None:
+    assert dropped_fields(build(), build()) == []
+
+
+@given(st.sampled_from(["podFailurePolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds"]))
+def test_a_dropped_field_is_found(name: str) -> None:
+    stored = copy.deepcopy(build())
+    del stored["spec"][name]
+    assert dropped_fields(build(), stored) == [f"spec.{name}"]
+
+
+def test_a_field_dropped_deep_inside_is_found() -> None:
+    stored = copy.deepcopy(build())
+    del stored["spec"]["template"]["spec"]["runtimeClassName"]
+    del stored["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]
+    assert dropped_fields(build(), stored) == [
+        "spec.template.spec.containers[0].resources.limits.cpu",
+        "spec.template.spec.runtimeClassName",
+    ]
+
+
+def test_defaults_that_a_server_adds_are_no_loss() -> None:
+    stored = copy.deepcopy(build())
+    stored["spec"]["suspend"] = False
+    stored["spec"]["template"]["spec"]["tolerations"].append({"key": "added"})
+    stored["spec"]["backoffLimit"] = 6
+    assert dropped_fields(build(), stored) == []
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "kubernetes.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_least_settings_are_an_image_and_where_results_go(tmp_path: Path) -> None:
+    settings = read_settings(write(tmp_path, 'image = "x:1"\nlanding = {claim = "landing"}'))
+    assert settings.namespace == "resilience"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('landing = {claim = "x"}', "image"),
+        ('image = "x"', "landing"),
+        ('image = "x"\nlanding = {}', "landing"),
+        ('image = "x"\nlanding = {claim = "a", host_path = "/b"}', "claim or host_path"),
+        ('image = "x"\nlanding = {host_path = "relative"}', "landing.host_path"),
+        ('image = "x"\nlanding = {claim = "a"}\ngpu = {driver_version = "n"}', "gpu.driver_ver"),
+        ('image = "x"\nlanding = {claim = "a"}\nnamespaces = "y"', "namespaces"),
+        ('image = "x"\nlanding = {claim = "a"}\ndeadlines = {run_s = 0}', "deadlines.run_s"),
+        ("image = ", "TOML"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        read_settings(write(tmp_path, text))
