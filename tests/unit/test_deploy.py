@@ -1,0 +1,179 @@
+"""What deploy/ ships: known to the API, no more rights than the launcher uses, one set of names."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from resilience_pipelines.launchers.kubernetes.client import CLUSTER_PERMISSIONS, PERMISSIONS
+from resilience_pipelines.launchers.kubernetes.manifest import (
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    dropped_fields,
+)
+from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings, read_settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FILES = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml")
+               if path.name != "kustomization.yaml")  # fmt: skip
+MODELS = {
+    "Namespace": "V1Namespace", "ServiceAccount": "V1ServiceAccount", "Role": "V1Role",
+    "RoleBinding": "V1RoleBinding", "ClusterRole": "V1ClusterRole",
+    "ClusterRoleBinding": "V1ClusterRoleBinding", "NetworkPolicy": "V1NetworkPolicy",
+    "PersistentVolumeClaim": "V1PersistentVolumeClaim", "ConfigMap": "V1ConfigMap",
+}  # fmt: skip
+
+
+class _Response:
+    def __init__(self, data: str) -> None:
+        self.data = data
+
+
+def documents(*files: Path) -> list[dict[str, Any]]:
+    return [item for path in files for item in yaml.safe_load_all(path.read_text())]
+
+
+def one(kind: str, name: str) -> dict[str, Any]:
+    [found] = [item for item in documents(*FILES)
+               if item["kind"] == kind and item["metadata"]["name"] == name]  # fmt: skip
+    return found
+
+
+def known(item: Any, model: str) -> Any:
+    """What the official client's model keeps of it."""
+    api = client.ApiClient()
+    return api.sanitize_for_serialization(api.deserialize(_Response(json.dumps(item)), model))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_field_of_a_manifest_is_one_that_the_api_knows(path: Path) -> None:
+    for item in documents(path):
+        assert dropped_fields(item, known(item, MODELS[item["kind"]])) == []
+
+
+def granted(kind: str, name: str) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in one(kind, name)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_launcher_is_granted_exactly_what_it_does() -> None:
+    assert granted("Role", "resilience-launcher") == PERMISSIONS
+    assert granted("ClusterRole", "resilience-launcher-nodes") == CLUSTER_PERMISSIONS
+
+
+def test_only_the_platform_is_granted_anything() -> None:
+    bindings = [item for item in documents(*FILES) if item["kind"].endswith("RoleBinding")
+                or item["kind"] == "RoleBinding"]  # fmt: skip
+    subjects = {subject["name"] for item in bindings for subject in item["subjects"]}
+    assert subjects == {"resilience-platform"}
+    assert one("ServiceAccount", "resilience-job")["automountServiceAccountToken"] is False
+
+
+def test_the_network_policy_is_of_the_launcher_s_pods_and_lets_nothing_through() -> None:
+    spec = one("NetworkPolicy", "resilience-jobs-are-alone")["spec"]
+    assert spec["podSelector"]["matchLabels"] == {MANAGED_BY_LABEL: MANAGED_BY}
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    assert not spec["ingress"]
+    assert not spec["egress"]
+
+
+@pytest.mark.parametrize("kind", ["nfs", "ceph", "cloud"])
+def test_each_storage_has_the_claims_that_the_settings_name(kind: str) -> None:
+    settings = read_settings(DEPLOY / "kubernetes" / "kubernetes.toml")
+    claims = documents(DEPLOY / "kubernetes" / f"volumes-{kind}.yaml")
+    assert settings.snapshots is not None
+    assert {item["metadata"]["name"] for item in claims} == {
+        settings.landing.claim, settings.snapshots.claim,
+    }  # fmt: skip
+    assert all(item["spec"]["accessModes"] == ["ReadWriteMany"] for item in claims)
+
+
+def test_the_settings_in_the_config_map_are_settings() -> None:
+    text = one("ConfigMap", "resilience-kubernetes")["data"]["kubernetes.toml"]
+    found = KubernetesSettings.model_validate(tomllib.loads(text))
+    assert found.service_account == "resilience-job"
+
+
+def test_the_kustomization_names_files_that_are_there() -> None:
+    found = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    assert {(DEPLOY / "kubernetes" / name).is_file() for name in found["resources"]} == {True}
+
+
+def helm_values() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "helm" / "dagster-values.yaml").read_text())
+    return found
+
+
+def test_runs_and_code_location_see_the_same_volumes_with_parts_that_the_api_knows() -> None:
+    values = helm_values()
+    [deployment] = values["dagster-user-deployments"]["deployments"]
+    run = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    assert run["podSpecConfig"]["volumes"] == deployment["volumes"]
+    assert run["containerConfig"]["volumeMounts"] == deployment["volumeMounts"]
+    for item in deployment["volumes"]:
+        assert dropped_fields(item, known(item, "V1Volume")) == []
+    for item in run["containerConfig"]["env"]:
+        assert dropped_fields(item, known(item, "V1EnvVar")) == []
+    claims = {item["metadata"]["name"] for item in documents(*FILES)
+              if item["kind"] == "PersistentVolumeClaim"}  # fmt: skip
+    assert {item["persistentVolumeClaim"]["claimName"] for item in deployment["volumes"]
+            if "persistentVolumeClaim" in item} <= claims  # fmt: skip
+
+
+def test_the_chart_s_run_launcher_takes_its_configuration() -> None:
+    """dagster-k8s itself says whether the pods' configuration is one."""
+    from dagster_k8s.job import UserDefinedDagsterK8sConfig
+
+    run = helm_values()["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    found = UserDefinedDagsterK8sConfig.from_dict(
+        {"container_config": run["containerConfig"], "pod_spec_config": run["podSpecConfig"]}
+    )
+    assert found.container_config["env"]
+
+
+def test_a_run_in_the_chart_owns_its_jobs() -> None:
+    run = helm_values()["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    fields = {item["name"]: item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+              for item in run["containerConfig"]["env"]}  # fmt: skip
+    assert fields["RESILIENCE_POD_NAME"] == "metadata.name"
+    assert fields["RESILIENCE_POD_UID"] == "metadata.uid"
+
+
+def test_the_chart_is_of_the_dagster_that_is_installed() -> None:
+    import dagster
+
+    application = yaml.safe_load((DEPLOY / "argocd" / "application.yaml").read_text())
+    [chart] = [item for item in application["spec"]["sources"] if "chart" in item]
+    assert chart["targetRevision"] == dagster.__version__
+    assert (DEPLOY / chart["helm"]["valueFiles"][0].removeprefix("$values/deploy/")).is_file()
+    paths = [item["path"] for item in application["spec"]["sources"] if "path" in item]
+    assert [(ROOT / path).is_dir() for path in paths] == [True]
+
+
+def test_the_image_copies_what_is_there_and_ignores_no_part_of_it() -> None:
+    text = (DEPLOY / "images" / "Dockerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE)
+              for name in line.split()]  # fmt: skip
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert not set(copied) & set(ignored)
+
+
+def test_nothing_secret_is_shipped() -> None:
+    for path in DEPLOY.rglob("*"):
+        if path.is_file():
+            assert not re.search(r"kind: Secret|password:|token: ", path.read_text()), path
