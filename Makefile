@@ -44,10 +44,10 @@ for modules in venv,ensurepip sys; do \
 done
 endef
 
-.PHONY: help setup criu chromium demo test lint clean
+.PHONY: help setup criu chromium demo test test-kubernetes lint clean
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) criu ## Install everything into this folder: Python packages and CRIU
 
@@ -56,6 +56,10 @@ demo: setup ## Measure on this machine, load, build and show the results
 
 test: $(INSTALLED_TEST) setup chromium lint ## Check style and types, and run all tests
 	@$(BIN)/pytest
+
+test-kubernetes: $(INSTALLED_TEST) ## Run the tests of the cluster that KUBECONFIG names
+	@$(BIN)/pytest -rA --show-capture=stdout -m kubernetes tests/kubernetes \
+		| grep -E '^(seen on|PASSED|FAILED|ERROR|SKIPPED|E  |=)'
 
 lint: $(INSTALLED_TEST) ## Check style and types
 	@$(BIN)/ruff check
