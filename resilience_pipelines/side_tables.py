@@ -1,20 +1,21 @@
 """Bringing into the warehouse what is known besides measurements.
 
-What belongs here: gathering releases, decisions and others' figures for the warehouse. What does
-not: the tables themselves (`warehouse.side_tables`).
+What belongs here: gathering releases, decisions, others' figures and launches for the warehouse.
+What does not: the tables themselves (`warehouse.side_tables`).
 """
 
 from __future__ import annotations
 
 from resilience_pipelines.baselines.keep import known_to_the_project, read_imported
 from resilience_pipelines.home import Home
+from resilience_pipelines.launches import read_launches
 from resilience_pipelines.release_survey import release_rows
 from resilience_pipelines.trends.decisions import decisions
 from resilience_pipelines.warehouse.side_tables import BaselineRow, replace_side_tables
 
 
 def load_side_tables(home: Home) -> None:
-    """Replace the tables of releases, decisions and others' figures by what is known now.
+    """Replace the tables of releases, decisions, others' figures and launches by what is known now.
 
     Raises:
         CorruptError: a file that keeps them can't be read; names it.
@@ -24,4 +25,6 @@ def load_side_tables(home: Home) -> None:
     for imported in read_imported(home):
         for item in imported.baselines:
             baselines.setdefault(item.baseline_id, BaselineRow(item, imported.imported_at))
-    replace_side_tables(home, release_rows(home), decisions(home), list(baselines.values()))
+    replace_side_tables(
+        home, release_rows(home), decisions(home), list(baselines.values()), read_launches(home)
+    )

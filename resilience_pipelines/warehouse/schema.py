@@ -295,9 +295,50 @@ create table raw.baselines (
 );
 """,
     ),
+    Migration(
+        4,
+        "launches of jobs elsewhere",
+        """
+create table raw.launches (
+    run_id varchar primary key,
+    launcher varchar not null,
+    worker varchar not null,
+    basis varchar not null,
+    launched_at timestamptz not null,
+    ended_at timestamptz not null,
+    landed boolean not null,
+    failure varchar,
+    detail varchar not null,
+    namespace varchar not null,
+    job_name varchar not null,
+    pod_name varchar,
+    node varchar,
+    image_id varchar,
+    exit_code bigint,
+    kubernetes_version varchar,
+    container_runtime varchar,
+    notices varchar[] not null
+);
+create table raw.launch_phases (
+    run_id varchar not null,
+    ordinal bigint not null,
+    name varchar not null,
+    start_s double not null,
+    duration_s double not null,
+    clock varchar not null,
+    resolution_s double not null
+);
+""",
+    ),
 )
 
-SIDE_TABLES: Final = ("releases", "change_decisions", "baselines")
+SIDE_TABLES: Final = (
+    "releases",
+    "change_decisions",
+    "baselines",
+    "launches",
+    "launch_phases",
+)
 """Tables that come from files of the data home and not from landing folders."""
 
 RECORD_TABLES: Final = (

@@ -1,8 +1,8 @@
-"""Raw tables that do not come from landing folders: releases, decisions, others' figures.
+"""Raw tables that do not come from landing folders: releases, decisions, others' figures, launches.
 
 What belongs here: replacing each as a whole, in one transaction, from the files of the data home
 that keep them. What does not: those files (`releases.ledger`, `trends.decisions`,
-`baselines.keep`), and drawing the states of releases (`releases.states`).
+`baselines.keep`, `launches`), and drawing the states of releases (`releases.states`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import duckdb
 
 from resilience_pipelines.baselines.baseline import Baseline
 from resilience_pipelines.home import Home
+from resilience_pipelines.launches import LaunchRecord
 from resilience_pipelines.releases.release import Release
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.trends.decisions import Decision
@@ -77,6 +78,7 @@ def replace_side_tables(
     releases: MakeRows,
     decisions: Sequence[Decision],
     baselines: Sequence[BaselineRow],
+    launches: Sequence[LaunchRecord] = (),
     *,
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> None:
@@ -96,6 +98,8 @@ def replace_side_tables(
                     "releases": [_release(row) for row in made],
                     "change_decisions": [item.model_dump(mode="json") for item in decisions],
                     "baselines": [_baseline(row) for row in baselines],
+                    "launches": [_launch(item) for item in launches],
+                    "launch_phases": [row for item in launches for row in _phases(item)],
                 },
             )
         except duckdb.Error as error:
@@ -115,6 +119,18 @@ def _release(row: ReleaseRow) -> dict[str, Any]:
 def _baseline(row: BaselineRow) -> dict[str, Any]:
     fields = row.baseline.model_dump(mode="json")
     return fields | {"baseline_id": row.baseline.baseline_id, "imported_at": row.imported_at}
+
+
+def _launch(launch: LaunchRecord) -> dict[str, Any]:
+    fields = launch.model_dump(exclude={"phases", "evidence", "notices"})
+    return fields | {"notices": list(launch.notices)}
+
+
+def _phases(launch: LaunchRecord) -> list[dict[str, Any]]:
+    return [
+        {"run_id": launch.run_id, "ordinal": ordinal} | phase.model_dump()
+        for ordinal, phase in enumerate(launch.phases)
+    ]
 
 
 def _replace(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from resilience_pipelines.launchers.kubernetes.failures import FailureKind
 from resilience_pipelines.records import (
     Arm,
     Basis,
@@ -70,6 +71,7 @@ def accepted(mart: str, column: str) -> list[str]:
         ("fault_runs", "layer", Layer),
         ("fault_runs", "verdict", Verdict),
         ("fault_runs", "oracle_verdict", OracleVerdict),
+        ("launches", "failure", FailureKind),
     ],
 )
 def test_accepted_values_are_those_of_the_records(
