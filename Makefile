@@ -20,6 +20,9 @@ CONTENT := $(shell sha256sum pyproject.toml | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(CONTENT)
 INSTALLED_TEST := $(VENV)/.installed-test-$(CONTENT)
 
+# The oldest DuckDB that has to read what is published, beside the one in use, for the tests alone.
+DUCKDB_LTS := .duckdb-lts/.installed
+
 APT_GET := DEBIAN_FRONTEND=noninteractive timeout 900 \
 	apt-get -qy --no-install-recommends -o DPkg::Lock::Timeout=120
 
@@ -54,7 +57,7 @@ setup: $(INSTALLED) criu ## Install everything into this folder: Python packages
 demo: setup ## Measure on this machine, load, build and show the results
 	@$(BIN)/resilience demo
 
-test: $(INSTALLED_TEST) setup chromium lint ## Check style and types, and run all tests
+test: $(INSTALLED_TEST) setup $(DUCKDB_LTS) chromium lint ## Check style and types, and run all tests
 	@$(BIN)/pytest
 
 test-kubernetes: $(INSTALLED_TEST) ## Run the tests of the cluster that KUBECONFIG names
@@ -67,7 +70,7 @@ lint: $(INSTALLED_TEST) ## Check style and types
 	@$(BIN)/mypy --strict
 
 clean: ## Remove what was installed and built here; measured data (.resilience) stays
-	@rm -rf $(VENV) .criu .criu.partial .criu.lock .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) .duckdb-lts .criu .criu.partial .criu.lock .mypy_cache .ruff_cache .pytest_cache
 	@rm -rf .hypothesis build dist *.egg-info dbt/target dbt/logs
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
@@ -97,6 +100,10 @@ $(INSTALLED): $(MADE)
 
 $(INSTALLED_TEST): $(INSTALLED)
 	@$(call pip_install,installing Python packages for the tests,'.[test]')
+	@touch $@
+
+$(DUCKDB_LTS): $(MADE)
+	@$(call step,installing DuckDB 1.4 for the tests,rm -rf $(@D) && timeout 600 $(BIN)/python -m pip install --disable-pip-version-check --no-compile --target $(@D) 'duckdb==1.4.*')
 	@touch $@
 
 # Without a CRIU that works (exit status 3) all but the restore arm can be measured.

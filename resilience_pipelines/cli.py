@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +34,7 @@ from rich.progress import (
 )
 
 from resilience_pipelines import __version__
+from resilience_pipelines.answers import Form, choose_form, encode, write_file
 from resilience_pipelines.cli_tables import print_record, print_rows
 from resilience_pipelines.errors import InputError, ResilienceError, Stopped
 from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
@@ -75,15 +75,6 @@ LauncherOption = Annotated[
 
 DEMO_FAULTS = "worker_killed,worker_hung,memory_exhausted,snapshot_image_corrupted_bit_flip"
 """One of each kind, so that a first look takes minutes."""
-
-
-class Format(StrEnum):
-    """The form of a `query`'s answer."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    PARQUET = "parquet"
 
 
 def main() -> None:
@@ -491,54 +482,52 @@ def load(
 
 
 @app.command()
-def publish(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def publish(
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="Also write each mart as published/parquet/*.parquet.")
+    ] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Copy the marts to published/resilience.duckdb, which analysts read without locks."""
     from resilience_pipelines.warehouse.publish import publish as publish_marts
 
     with _status("publishing", as_json):
-        path = publish_marts(open_home(home))
+        path = publish_marts(open_home(home), parquet=parquet)
+    written = [path, *([path.parent / "parquet"] if parquet else [])]
     if as_json:
-        _print_json({"published": str(path), "bytes": path.stat().st_size})
-    else:
-        out.print(str(path))
+        facts = {"published": str(path), "bytes": path.stat().st_size}
+        _print_json(facts | ({"parquet": str(written[1])} if parquet else {}))
+        return
+    for made in written:
+        out.print(str(made), soft_wrap=True)
 
 
 @app.command()
 def query(
     sql: Annotated[str, typer.Argument(help="One SELECT over the marts.")],
     home: HomeOption = None,
-    output: Annotated[
-        Format, typer.Option("--format", help="Printed, or with --out a Parquet file.")
-    ] = Format.TABLE,
-    file: Annotated[
-        Path | None,
-        typer.Option("--out", help="A Parquet file to write, in place of printing."),
+    asked: Annotated[
+        Form | None,
+        typer.Option("--format", help="By default as the ending of --out says, else a table."),
     ] = None,
-    as_json: JsonOption = False,
+    file: Annotated[
+        Path | None, typer.Option("--out", help="A file to write, in place of printing.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Ask the published database, read-only: tables are listed by `SHOW TABLES`."""
     from resilience_pipelines.warehouse.query import query as ask
-    from resilience_pipelines.warehouse.query import write_parquet
 
-    if (output is Format.PARQUET) != (file is not None):
-        raise InputError(
-            "--out", file or "", "it goes with --format parquet, and --format parquet with it",
-            mend="Give both or neither; the other formats are printed.",
-        )  # fmt: skip
+    form = choose_form(asked, as_json, file)
     frame = ask(open_home(home), sql)
     if file is not None:
-        write_parquet(frame, file)
-        facts = {"file": str(file), "rows": len(frame)}
-        if as_json:
-            _print_json(facts)
-        else:
-            out.print(f"{len(frame)} rows in {escape(str(file))}", soft_wrap=True)
-    elif as_json or output is Format.JSON:
-        _print_json(json.loads(frame.write_json()))
-    elif output is Format.CSV:
-        sys.stdout.write(frame.write_csv())
-    else:
+        write_file(file, encode(frame, form))
+        out.print(f"{len(frame)} rows in {escape(str(file))}", soft_wrap=True)
+    elif form is Form.TABLE:
         _print_rows(frame.to_dicts(), False)
+    else:
+        sys.stdout.write(encode(frame, form).decode())
 
 
 @app.command()

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import settings
 
 from resilience_pipelines.errors import ResilienceError
+from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.criu_binary import find_criu
@@ -17,6 +19,9 @@ from resilience_pipelines.snapshots.device import NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.stack import Stack, read_host
+from resilience_pipelines.warehouse.load import load, published_results
+from resilience_pipelines.warehouse.publish import publish
+from resilience_pipelines.warehouse.transform import build
 from resilience_pipelines.workers.space import SpaceSupport, probe_spaces
 
 
@@ -29,6 +34,17 @@ def pytest_configure() -> None:
     # Hypothesis (HYPOTHESIS_PROFILE=default) looks for new ones.
     settings.register_profile("repeatable", derandomize=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(scope="session")
+def results_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home that holds the results published with the project and nothing else."""
+    home = open_home(tmp_path_factory.mktemp("results") / "home")
+    assert load(home, published_results()).loaded
+    load_side_tables(home)
+    build(home)
+    publish(home, parquet=True)
+    return home
 
 
 @pytest.fixture(scope="session")

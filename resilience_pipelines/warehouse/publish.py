@@ -1,7 +1,8 @@
 """Publishing: a copy of the marts that analysts and dashboards open without meeting a lock.
 
-What belongs here: making the copy, checking it, and putting it in place at once. What does not:
-what is in the marts (`dbt/`), and reading the copy (`query`).
+What belongs here: making the copy, with macros for analysts, checking it, and putting it in place
+at once. What does not: what is in the marts (`dbt/`), the macros' text (`macros`), and reading the
+copy (`query`).
 
 A reader that has the old file open keeps reading it; whoever opens the path afterwards gets the new
 one. Nobody ever sees half of it.
@@ -27,6 +28,7 @@ from resilience_pipelines.warehouse.connection import (
     storage_error,
     when_unlocked,
 )
+from resilience_pipelines.warehouse.macros import macros
 
 STORAGE_VERSION: Final = "v1.0.0"
 """The oldest DuckDB that reads the published file: analysts' tools are older than ours."""
@@ -113,6 +115,7 @@ def _copy(warehouse: Path, copy: Path, deadline: float) -> list[_Mart]:
                     f"comment on column published.main.{name}.{_name(column)} is {_text(comment)}"
                 )
         connection.execute("commit")
+        _add_macros(connection, {mart.name for mart in marts})
         sums = {mart.name: _checksum(connection, f"warehouse.main.{_name(mart.name)}")
                 for mart in marts}  # fmt: skip
         connection.execute("detach published")
@@ -124,6 +127,21 @@ def _copy(warehouse: Path, copy: Path, deadline: float) -> list[_Mart]:
                     mend="Check the disk, and publish again.",
                 )
     return marts
+
+
+def _add_macros(connection: duckdb.DuckDBPyConnection, marts: set[str]) -> None:
+    """Make the macros whose marts are there."""
+    # A macro keeps the names of tables as they are written, so that it works whatever name the file
+    # is opened under; they are looked up as soon as it is made.
+    connection.execute("use published")
+    for macro in macros():
+        if not macro.reads <= marts:
+            continue
+        kind = "table " if macro.is_table else ""
+        parameters = ", ".join(macro.parameters)
+        connection.execute(f"create macro {macro.name}({parameters}) as {kind}{macro.body}")
+        connection.execute(f"comment on macro {kind}{macro.name} is {_text(macro.comment)}")
+    connection.execute("use memory")
 
 
 def _list_marts(connection: duckdb.DuckDBPyConnection) -> list[_Mart]:

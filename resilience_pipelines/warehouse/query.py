@@ -9,16 +9,13 @@ and load code, so all of that is turned off, and then the settings are locked.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import duckdb
 import polars as pl
 
-from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import CorruptError, DeadlineError, InputError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.warehouse.connection import is_full, storage_error
@@ -81,29 +78,6 @@ def query(
         return _ask(connection, sql, parameters, deadline_s)
 
 
-def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """Write an answer as a Parquet file, in one step: whoever reads it never meets half of it.
-
-    Raises:
-        InputError: the path is a folder's.
-        StorageError: it can't be written; what was there before stays.
-    """
-    if path.is_dir():
-        raise InputError("--out", str(path), "it is a folder", mend="Give the name of a file.")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        frame.write_parquet(temporary)
-        sync(temporary)
-        temporary.replace(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise StorageError(
-            f"{path} can't be written ({error}).",
-            mend="Check the folder, its rights and its free space.",
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _ask(
     connection: duckdb.DuckDBPyConnection,
     sql: str,
@@ -146,6 +120,11 @@ def _ask(
         ) from error
     except duckdb.Error as error:
         raise InputError("sql", sql, _reason(error), mend=_MEND) from error
+    except pl.exceptions.PolarsError as error:
+        raise InputError(
+            "sql", sql, f"a column of the answer has a type that can't be given out ({error})",
+            mend="Cast it: an INTERVAL to VARCHAR, or to seconds with epoch().",
+        ) from error  # fmt: skip
     finally:
         timer.cancel()
     return answer

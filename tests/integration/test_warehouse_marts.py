@@ -575,6 +575,61 @@ def test_what_differs_between_two_stacks_is_named(home: Home) -> None:
     assert snapshots_carry_over(home, NEW.key, OLD.key) is None
 
 
+def figure(row: dict[str, Any], *parts: str | None) -> tuple[str, ...]:
+    return ", ".join(filter(None, parts)), row["worker"], row["basis"]
+
+
+def test_two_stacks_side_by_side_are_their_marts_rows(home: Home) -> None:
+    compared = rows(home, f"from compare_stacks('{OLD.key}', '{NEW.key}')")
+    assert len({(row["figure"], row["worker"], row["basis"]) for row in compared}) == len(compared)
+    for side, key in (("a", OLD.key), ("b", NEW.key)):
+        variants = rows(home, f"from startup_variants where stack_key = '{key}' and n > 0")
+        faults = rows(home, f"from fault_runs where stack_key = '{key}' and not control")
+        timed = [row for row in faults if row["effect_proved"]]
+        expected: Counter[tuple[str, ...]] = Counter()
+        medians = {}
+        for row in variants:
+            place = figure(row, "start-up", row["arm"], row["variant"])
+            expected[place] = row["n"]
+            medians[place] = row["median_s"]
+        for row in timed:
+            recovery = f"recovery {row['recovery']}" if row["recovery"] else None
+            for what in ("detect", "recover"):
+                place = figure(row, f"time to {what}", row["planned_fault"], row["layer"], recovery)
+                expected[place] += row[f"time_to_{what}_s"] is not None
+        places = {(row["figure"], row["worker"], row["basis"]): row for row in compared}
+        assert (
+            +Counter({place: row[f"n_{side}"] or 0 for place, row in places.items()}) == +expected
+        )
+        assert {place: places[place][f"median_{side}_s"] for place in medians} == medians
+    both = [row for row in compared if row["n_a"] and row["n_b"]]
+    assert len(both) >= 2
+    for row in both:
+        change = row["median_b_s"] / row["median_a_s"] - 1
+        assert row["change_fraction"] == pytest.approx(change)
+        assert sorted(row["differing_dimensions"]) == ["criu_version", "kernel_version"]
+        bounds = (row["ci_low_a_s"], row["ci_high_b_s"], row["ci_low_b_s"], row["ci_high_a_s"])
+        overlap = None if None in bounds else bounds[0] <= bounds[1] and bounds[2] <= bounds[3]
+        assert row["intervals_overlap"] == overlap
+    assert rows(home, f"from stack_differences('{OLD.key}', '{NEW.key}')") == [
+        {"dimension": "kernel_version", "value_a": "6.1.0", "value_b": "6.18.0"},
+        {"dimension": "criu_version", "value_a": "4.2.1", "value_b": "4.3"},
+    ]
+    assert rows(home, "from compare_stacks('none', 'such')") == []
+
+
+def test_the_latest_stack_of_each_machine_is_the_one_measured_last(home: Home) -> None:
+    stacks = rows(home, "from stacks")
+    newest: dict[tuple[Any, ...], Any] = {}
+    for row in sorted(stacks, key=lambda row: row["last_measured_at"]):
+        newest[row["hardware_key"], row["engine"], row["model"]] = row
+    assert len(newest) < len(stacks)
+    found = rows(home, "from latest_stacks()")
+    assert sorted(row["stack_key"] for row in found) == sorted(
+        row["stack_key"] for row in newest.values()
+    )
+
+
 def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None:
     found = {
         (row["source_stack_key"], row["stack_key"]): row
