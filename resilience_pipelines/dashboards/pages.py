@@ -35,6 +35,7 @@ from resilience_pipelines.dashboards import (
     figures,
     headline,
     palette,
+    raw_tables,
     tables,
     trend_figure,
     words,
@@ -49,6 +50,12 @@ MOST_SNAPSHOTS = 12
 MOST_RUNS = 40
 MOST_CHANGE_POINTS = 40
 MOST_COMPATIBILITY = 40
+_MOST = {
+    "changes": MOST_CHANGE_POINTS,
+    "snapshots": MOST_SNAPSHOTS,
+    "compatibility": MOST_COMPATIBILITY,
+    "runs": MOST_RUNS,
+}
 DATA_BUDGET_BYTES = 2_500_000
 """Inline data after which older stacks are only listed, so that the page stays well below 10 MB."""
 
@@ -149,7 +156,7 @@ def render(
 ) -> tuple[tuple[ScopeView, ...], str]:
     """The page as text, and the scopes that it shows in full."""
     views: list[ScopeView] = []
-    store: dict[str, Any] = {"charts": {}, "experiments": {}, "scopes": []}
+    store: dict[str, Any] = {"charts": {}, "tables": {}, "experiments": {}, "scopes": []}
     used = 0
     for place, scope in enumerate(published.scopes):
         view, part = _scope(f"s{place}", scope, published)
@@ -159,6 +166,7 @@ def render(
         used += part_bytes
         views.append(view)
         store["charts"].update(part["charts"])
+        store["tables"].update(part["tables"])
         store["experiments"].update(part["experiments"])
         store["scopes"].append(part["scope"])
     store["dark"] = palette.dark_of_light()
@@ -236,6 +244,10 @@ def _scope(
     part: dict[str, dict[str, Any]] = {
         "charts": {
             chart.key: _stored(chart, scope) for chart in charts.values() if chart is not None
+        },
+        "tables": {
+            f"{scope_id}-{name}": _columns_and_rows(table, scope)
+            for name, table in raw_tables.raw_tables(scope, _MOST).items()
         },
         "experiments": {},
         "scope": {
@@ -316,8 +328,12 @@ def _experiments(
 
 def _stored(chart: Chart, scope: Scope) -> dict[str, Any]:
     """A chart as the page keeps it; each row of its data names its scope, for use on its own."""
-    table = _with_scope(chart.table, scope)
-    return {"figure": chart.figure, "columns": table.columns, "rows": table.rows}
+    return {"figure": chart.figure, **_columns_and_rows(chart.table, scope)}
+
+
+def _columns_and_rows(table: Table, scope: Scope) -> dict[str, Any]:
+    complete = _with_scope(table, scope)
+    return {"columns": complete.columns, "rows": complete.rows}
 
 
 def _with_scope(table: Table, scope: Scope) -> Table:

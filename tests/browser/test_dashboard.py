@@ -319,6 +319,46 @@ def test_the_data_of_a_chart_can_be_read_and_downloaded(
     assert all("<script>" in row["worker"] for row in rows)
 
 
+TABLES = {
+    "arms": "median_s", "changes": "change_id", "verdicts": "n_pass", "coverage": "detector",
+    "snapshots": "image_bytes", "criu": "criu_frozen_s", "compatibility": "gate",
+    "quality": "asked", "runs": "run_id",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_can_be_downloaded_with_the_rows_it_shows(
+    visits: Any, pages: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    visit = visits().open(pages["rich"], "#worker=vllm.simulated")
+    button = visit.page.locator(f".scope:not([hidden]) button[data-table$='-{name}']")
+    if name == "runs":
+        visit.page.locator("summary:visible", has_text="behind these figures").click()
+    with visit.page.expect_download() as waiting:
+        button.click()
+    assert re.fullmatch(rf"resilience-{name}-[0-9a-f]{{16}}\.csv", waiting.value.suggested_filename)
+    waiting.value.save_as(tmp_path / "data.csv")
+    with (tmp_path / "data.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows
+    assert all(row["worker"] and row["basis"] and row["stack_key"] for row in rows)
+    assert any(row[TABLES[name]] for row in rows)
+    if name in ("arms", "changes", "snapshots", "compatibility", "quality", "runs"):
+        of_it = visit.page.locator(f"button[data-table$='-{name}']")
+        card = visit.page.locator(".card:visible", has=of_it)
+        assert card.locator("tbody tr").count() == len(rows)
+    assert visit.said == []
+
+
+def test_every_table_of_results_has_a_download(visits: Any, pages: dict[str, Path]) -> None:
+    visit = visits().open(pages["rich"])
+    bare = visit.js("""
+      [...document.querySelectorAll('.scope:not([hidden]) table')].filter(t =>
+        !t.closest('.card').querySelector('button[data-act=csv]') &&
+        !t.classList.contains('overview')).length""")
+    assert bare == 0
+
+
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted(visits: Any, tmp_path: Path) -> None:
     marts = fixtures.hostile("=HYPERLINK(1)")
     report = write_dashboard(marts.write(tmp_path / "p.duckdb"), tmp_path / "page.html")

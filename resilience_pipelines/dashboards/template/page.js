@@ -169,7 +169,7 @@
     resizing = window.setTimeout(() => redraw(false), 120);
   });
 
-  /* ---- data of a chart ---- */
+  /* ---- data of charts and tables ---- */
   const storedOf = (figure) =>
     figure.hasAttribute("data-timeline")
       ? store.experiments[experiment] && store.experiments[experiment].chart
@@ -214,6 +214,11 @@
   }
 
   function act(button) {
+    const held = button.dataset.table;
+    if (held) {
+      download("resilience-" + held.replace(/^s\d+-/, "") + "-" + current.stack, store.tables[held]);
+      return;
+    }
     const figure = button.closest("figure");
     const stored = storedOf(figure);
     if (!stored) return;
