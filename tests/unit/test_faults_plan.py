@@ -61,19 +61,11 @@ def test_a_recovery_that_the_named_fault_does_not_allow_is_refused() -> None:
 
 def test_faults_that_were_not_named_are_left_out_when_they_do_not_allow_the_recovery() -> None:
     plan = FaultPlan(recoveries=("resume",), controls=False)
-    assert {(fault.name, recovery) for _, fault, recovery in plan.schedule()} == {
-        ("worker_hung", Recovery.RESUME),
-        ("snapshot_store_out_of_bytes", Recovery.RESUME),
-        ("snapshot_store_out_of_inodes", Recovery.RESUME),
-        ("gpu_burned_checked", Recovery.RESUME),
-        ("gpu_burned_gpu_burn", Recovery.RESUME),
-        ("device_memory_taken_serving", Recovery.RESUME),
-        ("xid_illegal_address_beside_worker", Recovery.RESUME),
-        ("xid_device_assert_beside_worker", Recovery.RESUME),
-        *((name, Recovery.RESUME) for name in CATALOGUE if name.startswith("dcgm_")),
-        ("gpu_power_limited", Recovery.RESUME),
-        ("numa_far_from_gpu", Recovery.RESUME),
-    }
+    planned = {fault.name for _, fault, _ in plan.schedule()}
+    assert {"worker_hung", "snapshot_store_out_of_bytes"} <= planned
+    assert planned.isdisjoint({"worker_killed", "memory_exhausted"})
+    assert planned == {name for name, f in CATALOGUE.items() if Recovery.RESUME in f.recoveries}
+    assert {recovery for _, _, recovery in plan.schedule()} == {Recovery.RESUME}
 
 
 @pytest.mark.parametrize("repeats", [0, -1])
