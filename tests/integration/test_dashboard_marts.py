@@ -95,7 +95,7 @@ def test_the_page_lists_the_changes_of_level_that_the_mart_holds(home: Home, pag
 
 
 def test_the_page_says_what_came_back_on_another_stack(page: str) -> None:
-    card = page[page.index('data-name="compatibility"><h3>') :]
+    card = page[page.index('data-name="compatibility"><div class="titled"><h3>') :]
     for said in ("1 of 2", "restore failed", "too lax", "lets it pass", "CRIU"):
         assert said in card[: card.index("</tbody>")]
 
