@@ -19,14 +19,16 @@ from decimal import Decimal
 from enum import StrEnum
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 from rich.console import Console
 
 from resilience_pipelines.cli_tables import print_rows
 from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Form(StrEnum):
@@ -64,6 +66,9 @@ def encode(frame: pl.DataFrame, form: Form) -> bytes:
     Raises:
         InputError: a column has a type that Parquet has no place for.
     """
+    # Imported here: commands that only look at forms must not wait for Polars.
+    import polars as pl
+
     if form is Form.JSON:
         rows = [{name: _plain(value) for name, value in row.items()} for row in frame.to_dicts()]
         return (json.dumps(rows, indent=2, ensure_ascii=False) + "\n").encode()
@@ -110,6 +115,8 @@ def write_file(path: Path, content: bytes) -> None:
 
 def _flat(frame: pl.DataFrame) -> pl.DataFrame:
     """The same with text where CSV has no place for what a column holds."""
+    import polars as pl
+
     columns = []
     for column in frame:
         if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Duration, pl.Object):
