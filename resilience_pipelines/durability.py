@@ -25,10 +25,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Make a file (0600) hold a text, in one step: a reader finds the old one or the new one.
+def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Make a file hold a text, in one step: a reader finds the old one or the new one.
 
     Its folder is made if its parent is there.
+
+    Args:
+        mode: the file's, from the moment that it is there.
 
     Raises:
         OSError: it can't be written; what was there before stays, and nothing is left behind.
@@ -37,6 +40,7 @@ def replace_text(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
     try:
         with os.fdopen(handle, "w") as stream:
+            os.fchmod(stream.fileno(), mode)
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -300,8 +300,8 @@ def _events() -> Iterator[Emit]:
 
     def write_line(event: dict[str, object]) -> None:
         if outcome is not None and event["event"] != "progress":
-            replace_text(Path(outcome), json.dumps(event))
-            Path(outcome).chmod(0o644)  # the launcher may be another user
+            # The launcher may be another user.
+            replace_text(Path(outcome), json.dumps(event), mode=0o644)
         print(json.dumps(event), flush=True)  # noqa: T201
 
     if PIPES_VARIABLE not in os.environ:
