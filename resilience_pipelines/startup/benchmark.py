@@ -209,17 +209,24 @@ def prepare_source(
             mend=f"Choose from {', '.join(map(str, worker.sleep_levels))}.",
         )  # fmt: skip
     worker.prepare()
-    started = start_process(worker, context.support, context.warm_cache, None, port=context.port)
+    started, source = _start_source(context)
     with started.running as running:
-        source = _source_of(running)
         if snapshot:
             _take_snapshot(context, running, source, sleep_level)
     return source
 
 
-def _source_of(running: RunningWorker) -> Source:
-    answer = record_answer(running.client, timeout_s=running.worker.request_deadline_s)
-    return Source(answer, measure_throughput(running, answer))
+def _start_source(context: BenchmarkContext) -> tuple[Started, Source]:
+    """Start the source and ask for the answer that others are checked with."""
+    worker = context.worker
+    started = start_process(worker, context.support, context.warm_cache, None, port=context.port)
+    running = started.running
+    try:
+        answer = record_answer(running.client, timeout_s=worker.request_deadline_s)
+        return started, Source(answer, measure_throughput(running, answer))
+    except BaseException:
+        running.stop()
+        raise
 
 
 def _take_snapshot(
@@ -327,16 +334,7 @@ class _Run:
                 _take_snapshot(context, running, self.source, level)
 
     def _start_source(self) -> Started:
-        """Start the source and ask for the answer that all others, and itself, are checked with."""
-        context = self._context
-        started = start_process(
-            context.worker, context.support, context.warm_cache, None, port=context.port
-        )
-        try:
-            self.source = _source_of(started.running)
-        except BaseException:
-            started.running.stop()
-            raise
+        started, self.source = _start_source(self._context)
         return started
 
     def measure(self, repeat: int, arm: Arm) -> None:
