@@ -921,14 +921,12 @@ def kubernetes_clean(
     as_json: JsonOption = False,
 ) -> None:
     """Remove the jobs of this data home whose launcher was killed. What they landed stays."""
-    from resilience_pipelines.launchers.choice import settings_file
+    from resilience_pipelines.launchers.choice import kubernetes_settings
     from resilience_pipelines.launchers.kubernetes.client import connect
     from resilience_pipelines.launchers.kubernetes.launcher import clean_orphans
-    from resilience_pipelines.launchers.kubernetes.settings import read_settings
 
     data_home = open_home(home)
-    found = read_settings(settings_file(data_home, settings))
-    with closing(connect(found)) as cluster:
+    with closing(connect(kubernetes_settings(data_home, settings))) as cluster:
         removed = clean_orphans(cluster, data_home)
     _print_rows([{"removed_run": run_id} for run_id in removed], as_json)
 

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home
 from resilience_pipelines.launchers.launcher import Launch
+
+if TYPE_CHECKING:
+    from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
 
 VARIABLE: Final = "RESILIENCE_LAUNCHER"
 SETTINGS_VARIABLE: Final = "RESILIENCE_KUBERNETES_SETTINGS"
@@ -57,20 +60,20 @@ def kubernetes_launch(home: Home, settings: Path | None, tell: Callable[[str], N
     """
     # Loading the client of the API takes a second that local jobs need not wait for.
     from resilience_pipelines.launchers.kubernetes.launcher import run_on_kubernetes
-    from resilience_pipelines.launchers.kubernetes.settings import read_settings
 
-    return partial(run_on_kubernetes, settings=read_settings(settings_file(home, settings)),
-                   tell=tell)  # fmt: skip
+    return partial(run_on_kubernetes, settings=kubernetes_settings(home, settings), tell=tell)
 
 
-def settings_file(home: Home, asked: Path | None) -> Path:
-    """The file that holds the settings of the Kubernetes launcher."""
-    from resilience_pipelines.launchers.kubernetes.settings import FILE
+def kubernetes_settings(home: Home, asked: Path | None) -> KubernetesSettings:
+    """The settings of the Kubernetes launcher; see `kubernetes_launch` for where they are.
 
-    if asked is not None:
-        return asked
-    given = os.environ.get(SETTINGS_VARIABLE)
-    return Path(given) if given else home.root / FILE
+    Raises:
+        InputError: they can't be read, or one of them is wrong.
+    """
+    from resilience_pipelines.launchers.kubernetes.settings import FILE, read_settings
+
+    given = asked or os.environ.get(SETTINGS_VARIABLE)
+    return read_settings(Path(given) if given else home.root / FILE)
 
 
 def choose(

@@ -93,10 +93,6 @@ class LogFollower:
         self._thread.join(deadline_s)
         self._stop.set()
 
-    def stop(self) -> None:
-        """Bring nothing more. The thread ends at its next line or time-out."""
-        self._stop.set()
-
     def _run(self) -> None:
         pause = _PAUSE_S
         while not self._stop.is_set():
