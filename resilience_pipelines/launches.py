@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
 from resilience_pipelines.durability import replace_text
-from resilience_pipelines.errors import CorruptError, StorageError
+from resilience_pipelines.errors import StorageError
 from resilience_pipelines.home import Home
+from resilience_pipelines.kept_records import read_records
 from resilience_pipelines.records import RUN_ID_PATTERN, Basis, Detail, Name, Phase, Record
 
 FILE: Final = "launch.json"
@@ -88,16 +89,11 @@ def read_launches(home: Home) -> list[LaunchRecord]:
     Raises:
         CorruptError: a file can't be read; names it.
     """
-    found = []
-    for path in sorted(home.launches.glob(f"*/{FILE}")):
-        try:
-            found.append(LaunchRecord.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError) as error:
-            raise CorruptError(
-                f"{path} can't be read ({str(error).splitlines()[0]}).",
-                mend="Remove its folder; the job's own record is in the landing folder.",
-            ) from error
-    return found
+    return read_records(
+        home.launches.glob(f"*/{FILE}"),
+        LaunchRecord,
+        mend="Remove its folder; the job's own record is in the landing folder.",
+    )
 
 
 def home_id(home: Home) -> str:

@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from resilience_pipelines.baselines.baseline import Baseline
 from resilience_pipelines.baselines.formats import Origin, parse_table
 from resilience_pipelines.durability import replace_text
-from resilience_pipelines.errors import CorruptError, StorageError
+from resilience_pipelines.errors import StorageError
 from resilience_pipelines.home import Home
+from resilience_pipelines.kept_records import read_records
 
 FOLDER: Final = "baselines"
 PUBLISHED: Final = "published_by_others.csv"
@@ -62,16 +63,11 @@ def read_imported(home: Home) -> list[Imported]:
     Raises:
         CorruptError: a file can't be read; names it.
     """
-    found = []
-    for path in sorted((home.root / FOLDER).glob("[0-9]*.json")):
-        try:
-            found.append(Imported.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError) as error:
-            raise CorruptError(
-                f"{path} can't be read ({str(error).splitlines()[0]}).",
-                mend="Remove it, and import its source again.",
-            ) from error
-    return found
+    return read_records(
+        (home.root / FOLDER).glob("[0-9]*.json"),
+        Imported,
+        mend="Remove it, and import its source again.",
+    )
 
 
 def known_to_the_project() -> list[Baseline]:
