@@ -9,14 +9,13 @@ A value that a GPU or driver does not have is None, never zero.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from resilience_pipelines.errors import ResilienceError, UnsupportedError
 
-# Error kinds of NVML that mean "this GPU or driver has no such value".
 _ABSENT: Final = ("NVMLError_NotSupported", "NVMLError_FunctionNotFound", "NVMLError_NoPermission")
 _BITS: Final = 64
 _MASK_WORDS: Final = 64
@@ -194,7 +193,7 @@ class Nvml:
         Raises:
             UnsupportedError: this driver reports no events.
         """
-        return XidListener(self._library, self._handle(gpu))
+        return XidListener(self._library, [self._handle(gpu)])
 
     def _handle(self, gpu: Gpu) -> Any:
         return self._ask("nvmlDeviceGetHandleByIndex", gpu.index)
@@ -207,29 +206,38 @@ class Nvml:
 
     def _maybe(self, call: str, *arguments: Any) -> Any:
         """Ask, with None as the answer where there is no such value."""
-        ask: Callable[..., Any] = getattr(self._library, call)
         try:
-            return ask(*arguments)
+            return getattr(self._library, call)(*arguments)
+        except absent_errors(self._library):
+            return None
         except self._library.NVMLError as error:
-            if isinstance(error, self._absent()):
-                return None
             raise NvmlError(f"{call}: {error}") from error
 
-    def _absent(self) -> tuple[type[Exception], ...]:
-        kinds = (getattr(self._library, name, None) for name in _ABSENT)
-        return tuple(kind for kind in kinds if kind is not None)
+
+def absent_errors(library: Any) -> tuple[type[Exception], ...]:
+    """The errors of `pynvml` that mean "this GPU or driver has no such value"."""
+    return tuple(getattr(library, name) for name in _ABSENT if hasattr(library, name))
 
 
 class XidListener:
-    """XID errors of one GPU, in the order in which the driver reports them."""
+    """XID errors of GPUs, in the order in which the driver reports them.
 
-    def __init__(self, library: Any, handle: Any) -> None:
+    Args:
+        library: the module `pynvml`, initialized, or something that looks like it.
+        handles: its handles of the GPUs.
+
+    Raises:
+        UnsupportedError: this driver reports no events.
+    """
+
+    def __init__(self, library: Any, handles: Sequence[Any]) -> None:
         self._library = library
         self._set: Any = None
         try:
             self._set = library.nvmlEventSetCreate()
             kind = library.nvmlEventTypeXidCriticalError
-            library.nvmlDeviceRegisterEvents(handle, kind, self._set)
+            for handle in handles:
+                library.nvmlDeviceRegisterEvents(handle, kind, self._set)
         except library.NVMLError as error:
             self.close()
             raise UnsupportedError(f"This driver reports no XID events ({error}).") from error

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+from resilience_pipelines.errors import UnsupportedError
+from resilience_pipelines.nvml import NvmlError, XidListener, absent_errors
 from resilience_pipelines.telemetry import Reading, Source
 
 OVERHEAD_SERIES: Final = "gpu_telemetry_read_time"
-
-# Error kinds of NVML that mean "this GPU or driver has no such value".
-_ABSENT: Final = ("NVMLError_NotSupported", "NVMLError_FunctionNotFound", "NVMLError_NoPermission")
 
 
 @contextlib.contextmanager
@@ -54,32 +53,24 @@ class XidEvents:
     """
 
     def __init__(self, nvml: Any, devices: Sequence[Any]) -> None:
-        self._nvml = nvml
-        self._set: Any = None
-        try:
-            self._set = nvml.nvmlEventSetCreate()
-            for device in devices:
-                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._set)
-        except nvml.NVMLError:
-            self.close()  # this driver has no events: then there is no series, not a zero
+        self._listener: XidListener | None = None
+        # A driver that has no events: then there is no series, not a zero.
+        with contextlib.suppress(UnsupportedError):
+            self._listener = XidListener(nvml, devices)
 
     def collect(self) -> list[int]:
         """Codes that arrived since the last call, oldest first."""
         codes: list[int] = []
-        while self._set is not None:
-            try:
-                event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
-            except self._nvml.NVMLError:
-                break  # no more events, by NVML's own time-out
-            codes.append(int(event.eventData))
+        if self._listener is not None:
+            with contextlib.suppress(NvmlError):  # what came before counts all the same
+                while (code := self._listener.wait(0)) is not None:
+                    codes.append(code)
         return codes
 
     def close(self) -> None:
         """Stop listening."""
-        if self._set is not None:
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlEventSetFree(self._set)
-            self._set = None
+        if self._listener is not None:
+            self._listener.close()
 
 
 def gpu_source(
@@ -93,7 +84,7 @@ def gpu_source(
 
     Series of the first GPU have plain names; those of others end in its index (`gpu_power_1`).
     """
-    absent = tuple(getattr(nvml, name) for name in _ABSENT if hasattr(nvml, name))
+    absent = absent_errors(nvml)
     probes = _probes(nvml)
 
     def read() -> list[Reading]:

@@ -25,6 +25,9 @@ class FakeNvml:
     class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
         pass
 
+    class NVMLError_Timeout(NVMLError):  # noqa: N801, N818
+        pass
+
     NVML_VOLATILE_ECC = 0
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
@@ -76,7 +79,7 @@ class FakeNvml:
     def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> Any:  # noqa: N802
         assert timeout_ms == 0
         if not self.events:
-            raise self.NVMLError
+            raise self.NVMLError_Timeout
         return SimpleNamespace(eventData=self.events.pop(0))
 
     def nvmlEventSetFree(self, events: str) -> None:  # noqa: N802
