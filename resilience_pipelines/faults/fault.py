@@ -83,6 +83,14 @@ class FaultContext:
         return 2 * self.worker.start_deadline_s + 5 * self.worker.request_deadline_s + 60
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended (a zombie has)."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Target:
     """The worker that a fault is injected into, with all processes that it had then.
 
@@ -102,14 +110,7 @@ class Target:
 
     def living(self) -> list[psutil.Process]:
         """Those of its processes that have not ended (a zombie has)."""
-        found = []
-        for member in self.members:
-            try:
-                if member.is_running() and member.status() != psutil.STATUS_ZOMBIE:
-                    found.append(member)
-            except psutil.NoSuchProcess:
-                continue
-        return found
+        return [member for member in self.members if lives(member)]
 
     def end_survivors(self) -> None:
         """End what is left of a worker whose root has died, as it may hold memory or a device."""

@@ -29,7 +29,13 @@ import psutil
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.operation_watch import OperationReport, OperationWatch
 from resilience_pipelines.errors import DeadlineError, ResilienceError
-from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError
+from resilience_pipelines.faults.fault import (
+    FaultContext,
+    Guard,
+    Injection,
+    ObstacleError,
+    lives,
+)
 from resilience_pipelines.faults.guards import FreeDisk
 from resilience_pipelines.faults.lease import Lease
 from resilience_pipelines.faults.recovery import Recovery, check_possible
@@ -47,6 +53,7 @@ _END_DEADLINE_S = 180.0
 _LEASE_DEADLINE_S = 10.0
 _STEP_S = 0.0005
 _SPARE_BYTES = 256 * 2**20
+_CRASHED = "crashed"
 
 # A CRIU that was stopped when the platform died would never end by itself.
 _UNDO = """
@@ -176,10 +183,7 @@ class _CutInjection(Injection):
     def prove_rollback(self) -> Proof:
         """No process of the operation lives, and nothing partial is stored."""
         left = self._left_behind()
-        alive = [process.pid for process in self._victims if _lives(process)]
-        if alive:
-            left = f"processes {alive} still live"
-        elif self._thread is not None and self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             left = "the operation has not ended"
         elif self._lease is not None:
             left = "the watchdog of the operation is still there"
@@ -229,9 +233,23 @@ class _CutInjection(Injection):
             return ResilienceError(f"{what}: the operation had ended before ({ended}).")
         return DeadlineError(f"{what} within {_STAGE_DEADLINE_S:g} s.")
 
-    @abstractmethod
     def _run(self) -> None:
-        """Do the operation and end the report, whatever happens."""
+        code: str | None = _CRASHED
+        detail = "it ended without a result"
+        try:
+            code, detail = self._operate()
+        except ResilienceError as error:
+            detail = str(error)
+        finally:
+            self._report.end(code, detail)
+
+    @abstractmethod
+    def _operate(self) -> tuple[str | None, str]:
+        """Do the operation; returns the reason code of its failure, None for none, and its words.
+
+        Raises:
+            ResilienceError: it failed in another way than it reports failures.
+        """
 
     @abstractmethod
     def _begun(self, session: psutil.Process) -> bool:
@@ -251,9 +269,10 @@ class _CutInjection(Injection):
     def _right_codes(self) -> frozenset[str]:
         """As what the operation may fail."""
 
-    @abstractmethod
     def _left_behind(self) -> str | None:
         """What of the operation is left; None when nothing is."""
+        alive = [process.pid for process in self._victims if lives(process)]
+        return f"processes {alive} still live" if alive else None
 
 
 class DumpCut(_CutInjection):
@@ -262,10 +281,8 @@ class DumpCut(_CutInjection):
     def __init__(self, context: FaultContext, engine: SnapshotEngine) -> None:
         super().__init__(context, engine)
         self._folder = Path(tempfile.mkdtemp(dir=context.scratch, prefix="cut-short-"))
-        store = SnapshotStore(self._folder / "store")
-        self._dumper = SnapshotEngine(
-            store, engine.criu, engine.device, engine.host, context.scratch
-        )
+        self._dumper = engine.with_store(SnapshotStore(self._folder / "store"))
+        self._serving_after = False
 
     def broken_expectation(self) -> str | None:
         """Also, the worker has to serve afterwards."""
@@ -279,25 +296,17 @@ class DumpCut(_CutInjection):
         super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    _serving_after = False
-
-    def _run(self) -> None:
-        code, detail = "crashed", "it ended without a result"
-        try:
-            found = self._dumper.take(
-                self.target.running,
-                self._dumper.host.stack,
-                self.context.answer,
-                measurement_id="cut-short",
-                sleep_level=self.context.worker.snapshot_sleep_level,
-                evidence=self.context.evidence,
-            ).measurement
-            self._serving_after = bool(found.source_serving_after)
-            code, detail = found.reason_code or "", found.detail
-        except ResilienceError as error:
-            detail = str(error)
-        finally:
-            self._report.end(code or None, detail)
+    def _operate(self) -> tuple[str | None, str]:
+        found = self._dumper.take(
+            self.target.running,
+            self._dumper.host.stack,
+            self.context.answer,
+            measurement_id="cut-short",
+            sleep_level=self.context.worker.snapshot_sleep_level,
+            evidence=self.context.evidence,
+        ).measurement
+        self._serving_after = bool(found.source_serving_after)
+        return found.reason_code, found.detail
 
     def _begun(self, session: psutil.Process) -> bool:  # noqa: ARG002
         return any(self._dumper.store.root.glob(".partial-*/images/*.img"))
@@ -314,7 +323,9 @@ class DumpCut(_CutInjection):
 
     def _left_behind(self) -> str | None:
         left = sorted(path.name for path in self._dumper.store.root.iterdir())
-        return f"the failed snapshot left {', '.join(left)}" if left else None
+        if left:
+            return f"the failed snapshot left {', '.join(left)}"
+        return super()._left_behind()
 
 
 class WorkerCut(DumpCut):
@@ -344,9 +355,8 @@ class WorkerCut(DumpCut):
 class RestoreCut(_CutInjection):
     """A restore from the snapshot of which CRIU is killed."""
 
-    def _run(self) -> None:
+    def _operate(self) -> tuple[str | None, str]:
         assert self.context.snapshot is not None
-        code, detail = "crashed", "it ended without a result"
         try:
             started = restore_worker(
                 self._engine,
@@ -355,14 +365,10 @@ class RestoreCut(_CutInjection):
                 evidence=self.context.evidence,
                 name="cut-short",
             )
-            started.running.stop()
-            code = ""
         except SnapshotError as error:
-            code, detail = error.code.value, str(error)
-        except ResilienceError as error:
-            detail = str(error)
-        finally:
-            self._report.end(code or None, detail)
+            return error.code.value, str(error)
+        started.running.stop()
+        return None, ""
 
     def _begun(self, session: psutil.Process) -> bool:
         assert self.context.snapshot is not None
@@ -376,10 +382,6 @@ class RestoreCut(_CutInjection):
 
     def _right_codes(self) -> frozenset[str]:
         return frozenset({SnapshotReason.RESTORE_FAILED})
-
-    def _left_behind(self) -> str | None:
-        alive = [process.pid for process in self._victims if _lives(process)]
-        return f"processes {alive} still live" if alive else None
 
 
 def _criu_session() -> int | None:
@@ -405,10 +407,3 @@ def _signal(session: psutil.Process, number: signal.Signals) -> None:
     """To CRIU's whole session, which leads a process group of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(session.pid, number)
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

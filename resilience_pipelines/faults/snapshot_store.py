@@ -114,9 +114,7 @@ class StoreInjection(Injection):
         except BaseException:
             self.close()
             raise
-        self._engine = SnapshotEngine(
-            self._store, engine.criu, engine.device, engine.host, context.scratch
-        )
+        self._engine = engine.with_store(self._store)
 
     def detectors(self) -> Sequence[Detector]:
         """What watches the free space of the store."""

@@ -92,6 +92,10 @@ class SnapshotEngine:
         self.host = host
         self._scratch = scratch
 
+    def with_store(self, store: SnapshotStore) -> SnapshotEngine:
+        """The same engine on another store."""
+        return SnapshotEngine(store, self.criu, self.device, self.host, self._scratch)
+
     def take(
         self,
         running: RunningWorker,
