@@ -25,7 +25,7 @@ from resilience_pipelines.dcgm import Dcgm, find_tools
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.dcgm import DcgmHealth, DcgmPolicy
 from resilience_pipelines.detectors.xids import describe
-from resilience_pipelines.errors import DeadlineError, UnsupportedError
+from resilience_pipelines.errors import UnsupportedError
 from resilience_pipelines.faults import gpu_guards
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError, Target
 from resilience_pipelines.faults.gpu_device import GpuInjection, need_gpu
@@ -34,7 +34,7 @@ from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.remediation import NoAutomaticRemediation
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "dcgm_injection"
 OFFSET_S = 30
@@ -220,9 +220,7 @@ class DcgmInjection(GpuInjection):
             read.append(self._dcgm.value(self._gpu_id, self._field.number))
             return read[-1] is not None and int(float(str(read[-1]))) == self.bad
 
-        try:
-            wait_until(is_bad, EFFECT_DEADLINE_S, "DCGM tells the value", _STEP_S)
-        except DeadlineError:
+        if not holds_within(is_bad, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(proved=False, source=source, detail=f"it reads {read[-1]}, not {self.bad}")
         return Proof(proved=True, source=source, detail=f"field {self._field.number}: {read[-1]}")
 

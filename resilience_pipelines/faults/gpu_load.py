@@ -18,7 +18,6 @@ from typing import Any
 
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.gpu_watch import GpuClocks, GpuTenants
-from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.faults import gpu_guards
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError, Target
 from resilience_pipelines.faults.gpu_burn_tool import VARIABLE, find_gpu_burn, parse_gpu_burn
@@ -30,7 +29,7 @@ from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
 from resilience_pipelines.workers.base import LaunchPlan
 from resilience_pipelines.workers.process import WorkerOutput, worker_environment
-from resilience_pipelines.workers.space import HostSpace, Process, wait_until
+from resilience_pipelines.workers.space import HostSpace, Process, holds_within
 
 STRATEGY = "gpu_load"
 PROGRAM = PROGRAMS / "burn.py"
@@ -111,9 +110,7 @@ class BurnInjection(GpuInjection):
             return not self.nvml.processes(self.gpu) - self.own_pids() and not self.burning()
 
         source = "NVML and /proc"
-        try:
-            wait_until(gone, EFFECT_DEADLINE_S, "The burn leaves the GPU", _STEP_S)
-        except DeadlineError:
+        if not holds_within(gone, EFFECT_DEADLINE_S, _STEP_S):
             others = self.nvml.processes(self.gpu) - self.own_pids()
             return Proof(proved=False, source=source, detail=f"burning, others: {sorted(others)}")
         remains = prove_no_remains(self.target)
@@ -135,9 +132,7 @@ class BurnInjection(GpuInjection):
             busy = max(busy, self.nvml.utilization(self.gpu))
             return busy >= MIN_UTILIZATION and (gflops() or 0) > 0
 
-        try:
-            wait_until(burns, EFFECT_DEADLINE_S, "The GPU is busy", _STEP_S)
-        except DeadlineError:
+        if not holds_within(burns, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(
                 proved=False, source=source, detail=f"{gflops() or 0:.0f} Gflop/s, {busy} % busy"
             )

@@ -17,7 +17,6 @@ from typing import Any
 
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.gpu_watch import GpuMemory
-from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.faults import gpu_guards
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError, Target
 from resilience_pipelines.faults.gpu_device import GpuInjection, need_gpu
@@ -28,7 +27,7 @@ from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.startup.arms import restore_worker
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within, wait_until
 
 STRATEGY = "gpu_memory"
 PROGRAM = PROGRAMS / "take_memory.py"
@@ -139,11 +138,7 @@ class TakenServing(GpuInjection):
 
     def prove_effect(self) -> Proof:
         """NVML says that little is free."""
-        try:
-            wait_until(self._is_taken, EFFECT_DEADLINE_S, "Device memory is taken", _STEP_S)
-        except DeadlineError:
-            return self._proof(proved=False)
-        return self._proof(proved=True)
+        return self._proof(proved=self._becomes_taken())
 
     def broken_expectation(self) -> str | None:
         """The worker has to answer without any more memory."""
@@ -158,11 +153,7 @@ class TakenServing(GpuInjection):
 
     def prove_rollback(self) -> Proof:
         """NVML says that memory is free again, and nothing of a lost worker is left."""
-        try:
-            wait_until(
-                lambda: not self._is_taken(), EFFECT_DEADLINE_S, "Memory is free again", _STEP_S
-            )
-        except DeadlineError:
+        if not holds_within(lambda: not self._is_taken(), EFFECT_DEADLINE_S, _STEP_S):
             return self._proof(proved=False)
         remains = prove_no_remains(self.target)
         return self._proof(proved=remains.proved, also=f", {remains.detail}")
@@ -171,6 +162,9 @@ class TakenServing(GpuInjection):
         """See `Injection.close`."""
         self.roll_back()
         super().close()
+
+    def _becomes_taken(self) -> bool:
+        return holds_within(self._is_taken, EFFECT_DEADLINE_S, _STEP_S)
 
     def _is_taken(self) -> bool:
         return self.nvml.memory_bytes(self.gpu)[0] < TAKEN_BYTES
@@ -196,10 +190,9 @@ class TakenAtRestore(TakenServing):
     def broken_expectation(self) -> str | None:
         """A restore has to be refused. Then the memory gets free, so that a recovery finds some."""
         try:
-            wait_until(self._is_taken, EFFECT_DEADLINE_S, "Device memory is taken", _STEP_S)
+            if not self._becomes_taken():
+                return "the memory of the worker that was stopped could not be taken"
             return self._try_restore()
-        except DeadlineError:
-            return "the memory of the worker that was stopped could not be taken"
         finally:
             self.roll_back()
             wait_until(

@@ -21,7 +21,7 @@ from typing import Any
 
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.gpu_watch import GpuClocks, GpuPowerLimit
-from resilience_pipelines.errors import DeadlineError, ResilienceError
+from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults import gpu_guards
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError, Target
 from resilience_pipelines.faults.gpu_device import GpuInjection, need_gpu
@@ -31,7 +31,7 @@ from resilience_pipelines.faults.process import completes, prove_no_remains
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "gpu_power"
 PROGRAM = PROGRAMS / "restore_power.py"
@@ -155,9 +155,7 @@ class PowerInjection(GpuInjection):
         def found() -> int | None:
             return self.nvml.enforced_power_limit_mw(self.gpu)
 
-        try:
-            wait_until(lambda: found() == wanted_mw, EFFECT_DEADLINE_S, "The limit", _STEP_S)
-        except DeadlineError:
+        if not holds_within(lambda: found() == wanted_mw, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(
                 proved=False, source=source, detail=f"{found()} mW are in force, not {wanted_mw}"
             )

@@ -9,7 +9,6 @@ it has to be noticed and the worker replaced; beside it the worker has to serve 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,7 +17,7 @@ from typing import Any
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.nvml_events import NvmlEvents
 from resilience_pipelines.detectors.xids import READ, SOURCE, describe
-from resilience_pipelines.errors import DeadlineError, UnsupportedError
+from resilience_pipelines.errors import UnsupportedError
 from resilience_pipelines.faults import gpu_guards
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError, Target
 from resilience_pipelines.faults.gpu_device import GpuInjection, need_gpu
@@ -29,7 +28,7 @@ from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.nvml import XidListener
 from resilience_pipelines.records import Layer, Proof
 from resilience_pipelines.workers.base import Worker
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 from resilience_pipelines.workers.torch_host import TorchWorker
 
 STRATEGY = "gpu_xid"
@@ -207,16 +206,13 @@ class XidInWorker(XidInjection):
         def lost() -> bool:
             return not self.target.alive() or not completes(self.target, _PROBE_TIMEOUT_S)
 
-        try:
-            wait_until(lost, EFFECT_DEADLINE_S, "The worker is lost", _STEP_S)
-        except DeadlineError:
+        if not holds_within(lost, EFFECT_DEADLINE_S, _STEP_S):
             self.hear()
             return Proof(
                 proved=False, source=source, detail=f"XIDs {self.xids}; the worker answers"
             )
         # Whether the driver tells of it is what the detectors are asked; here it is only noted.
-        with contextlib.suppress(DeadlineError):
-            wait_until(self.hear, XID_DEADLINE_S, "An XID", _STEP_S)
+        holds_within(self.hear, XID_DEADLINE_S, _STEP_S)
         healthy = self.target.alive() and self.target.running.client.healthy(_PROBE_TIMEOUT_S)
         state = "calls itself healthy" if healthy else "is not healthy"
         return Proof(
@@ -263,12 +259,12 @@ class XidBesideWorker(XidInjection):
         """The driver reports an XID that the mistake may give."""
         source = "NVML events"
         try:
-            wait_until(self.hear, EFFECT_DEADLINE_S, "An XID", _STEP_S)
-        except DeadlineError:
-            return Proof(proved=False, source=source, detail=f"XIDs {self.xids}")
+            heard = holds_within(self.hear, EFFECT_DEADLINE_S, _STEP_S)
         finally:
             assert self._program is not None
             self.error = str(newest(self._program.reports("broken"), "error") or "")
+        if not heard:
+            return Proof(proved=False, source=source, detail=f"XIDs {self.xids}")
         return Proof(proved=True, source=source, detail=f"XIDs {self.xids}; {self.error}")
 
     def broken_expectation(self) -> str | None:

@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 import psutil
 
-from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.faults.fault import (
     FaultContext,
     Guard,
@@ -35,7 +34,7 @@ from resilience_pipelines.faults.process import completes, prove_no_remains
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "resource_limit"
 HELD_CONNECTIONS = 32
@@ -155,9 +154,7 @@ class LimitInjection(Injection):
             limited = limit is not None and limit <= used
             return limited and not completes(self.target, _PROBE_TIMEOUT_S)
 
-        try:
-            wait_until(lost, EFFECT_DEADLINE_S, "The limit is felt", _STEP_S)
-        except DeadlineError:
+        if not holds_within(lost, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(proved=False, source=source, detail="the worker answers")
         state = "does not answer" if self.target.alive() else "has ended"
         return Proof(

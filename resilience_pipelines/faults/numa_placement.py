@@ -19,7 +19,7 @@ from typing import Any
 from resilience_pipelines import numa
 from resilience_pipelines.detectors.base import Detector
 from resilience_pipelines.detectors.placement import Placement
-from resilience_pipelines.errors import DeadlineError, ResilienceError
+from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults import gpu_guards
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError, Target
 from resilience_pipelines.faults.gpu_device import GpuInjection, need_gpu
@@ -30,7 +30,7 @@ from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.numa import Node
 from resilience_pipelines.nvml import Gpu, Nvml
 from resilience_pipelines.records import Layer, Proof
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "numa_placement"
 PROGRAM = PROGRAMS / "pinned_copy.py"
@@ -159,9 +159,7 @@ class PlacementInjection(GpuInjection):
                         elsewhere.append(task)
             return not elsewhere
 
-        try:
-            wait_until(all_hold, EFFECT_DEADLINE_S, f"Every thread is {where}", _STEP_S)
-        except DeadlineError:
+        if not holds_within(all_hold, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(
                 proved=False, source=source, detail=f"{len(elsewhere)} threads are not {where}"
             )

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, Target
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.records import Layer, Proof
 from resilience_pipelines.workers.client import WorkerRequestError
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "process_signal"
 EFFECT_DEADLINE_S = 5.0
@@ -64,9 +62,7 @@ class KillInjection(Injection):
             return not self.target.alive() and connection_refused(self.target)
 
         source = "pidfd and TCP connect"
-        try:
-            wait_until(lost, EFFECT_DEADLINE_S, "The worker ends", _STEP_S)
-        except DeadlineError:
+        if not holds_within(lost, EFFECT_DEADLINE_S, _STEP_S):
             state = "lives" if self.target.alive() else "has ended, but its port still answers"
             return Proof(proved=False, source=source, detail=f"{running.process.pid} {state}")
         return Proof(
@@ -121,9 +117,7 @@ class StopInjection(Injection):
             states = self._states()
             return bool(states) and set(states) == {"T"}
 
-        try:
-            wait_until(stopped, EFFECT_DEADLINE_S, "All tasks stop", _STEP_S)
-        except DeadlineError:
+        if not holds_within(stopped, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(
                 proved=False, source=source, detail=f"states {''.join(self._states()) or 'unknown'}"
             )
@@ -147,9 +141,7 @@ class StopInjection(Injection):
             return "T" not in self._states()
 
         source = "/proc/PID/task/*/stat"
-        try:
-            wait_until(none_stopped, EFFECT_DEADLINE_S, "No task is stopped", _STEP_S)
-        except DeadlineError:
+        if not holds_within(none_stopped, EFFECT_DEADLINE_S, _STEP_S):
             return Proof(proved=False, source=source, detail=f"states {''.join(self._states())}")
         return Proof(proved=True, source=source, detail=f"{len(self._states())} tasks, none in T")
 
@@ -193,11 +185,8 @@ def completes(target: Target, timeout_s: float) -> bool:
 def prove_no_remains(target: Target) -> Proof:
     """Either the worker lives as before, or none of its processes is left."""
     source = "/proc"
-    end = time.monotonic() + EFFECT_DEADLINE_S
-    while not target.alive() and target.living():
-        if time.monotonic() > end:
-            pids = ", ".join(str(member.pid) for member in target.living())
-            return Proof(proved=False, source=source, detail=f"still there: {pids}")
-        time.sleep(_STEP_S)
+    if not holds_within(lambda: target.alive() or not target.living(), EFFECT_DEADLINE_S, _STEP_S):
+        pids = ", ".join(str(member.pid) for member in target.living())
+        return Proof(proved=False, source=source, detail=f"still there: {pids}")
     detail = "the worker lives" if target.alive() else "none of its processes is left"
     return Proof(proved=True, source=source, detail=detail)

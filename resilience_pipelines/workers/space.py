@@ -371,11 +371,18 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, step
     Raises:
         DeadlineError: it did not hold within `deadline_s` seconds.
     """
+    if not holds_within(condition, deadline_s, step_s):
+        raise DeadlineError(f"{what} within {deadline_s:g} s: it did not happen.")
+
+
+def holds_within(condition: Callable[[], bool], deadline_s: float, step_s: float) -> bool:
+    """Poll a condition until it holds; False if it has not within `deadline_s` seconds."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() >= end:
-            raise DeadlineError(f"{what} within {deadline_s:g} s: it did not happen.")
+            return False
         time.sleep(step_s)
+    return True
 
 
 def _end_by_pipe(holder: subprocess.Popen[bytes], deadline_s: float) -> None:
