@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import shlex
 import sys
@@ -88,9 +89,6 @@ class VllmWorker:
     request_deadline_s: float = 120.0
     sleep_levels: tuple[int, ...] = (1, 2)
     snapshot_sleep_level: int = 2
-    # One rounding step of a bfloat16 logit between 8 and 16. A start that compiles and one that
-    # takes compiled code from the cache were seen to differ by half of that, in the same tokens on
-    # every start; tokens have to be equal, and a restore has so far differed by exactly 0.
     logprob_tolerance: float = 0.0625
 
     def prepare(self) -> None:
@@ -162,16 +160,32 @@ def find_vllm(cache: Path) -> VllmWorker:
     if asked in SHAPES:
         name = f"{asked}-seed-{SEED}"
         return VllmWorker(
-            cache / "models" / name, version, name, shape=asked, extra_arguments=extra
-        )
+            cache / "models" / name, version, name, shape=asked, extra_arguments=extra,
+            logprob_tolerance=logprob_tolerance(SHAPES[asked].hidden),
+        )  # fmt: skip
     folder = Path(asked).expanduser().absolute()
+    config = _config(folder, asked)
+    hidden = config.get("hidden_size")
     return VllmWorker(
         folder,
         version,
         folder.name,
-        model_precision=_precision(folder, asked),
+        model_precision=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
         extra_arguments=extra,
+        logprob_tolerance=logprob_tolerance(hidden if isinstance(hidden, int) else 1024),
     )
+
+
+def logprob_tolerance(hidden: int) -> float:
+    """Greatest difference of a log-probability between two starts that answer the same.
+
+    A start that compiles and one that takes compiled code from the cache round differently: by half
+    a step of a bfloat16 logit between 8 and 16 with a hidden size of 1024 (0.031), by 0.093 with
+    4096, the same on every such pair of starts. A logit is a sum of `hidden` products, so its size,
+    and with it the step, grows with the root of `hidden`. Tokens have to be equal whatever this is,
+    and a restore has so far differed from its source by exactly 0.
+    """
+    return 0.0625 * math.sqrt(max(hidden, 1024) / 1024)
 
 
 def distribution_version(name: str) -> str | None:
@@ -182,12 +196,14 @@ def distribution_version(name: str) -> str | None:
         return None
 
 
-def _precision(folder: Path, asked: str) -> str:
+def _config(folder: Path, asked: str) -> Mapping[str, object]:
     try:
         config = json.loads((folder / "config.json").read_text())
+        if not isinstance(config, dict):
+            raise ValueError("config.json is no object")
     except (OSError, ValueError) as error:
         raise InputError(
             MODEL_VARIABLE, asked, f"this is no model folder ({error})",
             mend=f"Give a folder with config.json and weights, or one of {', '.join(SHAPES)}.",
         ) from error  # fmt: skip
-    return str(config.get("dtype") or config.get("torch_dtype") or "unknown")
+    return config

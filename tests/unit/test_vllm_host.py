@@ -76,6 +76,44 @@ def test_a_model_folder_of_the_user_is_served_as_it_is(
 
 
 @pytest.mark.usefixtures("vllm_is_installed")
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"hidden_size": 1024}, 0.0625),
+        ({"hidden_size": 4096}, 0.125),
+        ({"hidden_size": 64}, 0.0625),
+        ({}, 0.0625),
+        ({"hidden_size": "large"}, 0.0625),
+    ],
+)
+def test_the_tolerance_of_log_probabilities_grows_with_the_size_of_logits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: dict[str, object], expected: float
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv(vllm_host.MODEL_VARIABLE, str(tmp_path))
+    assert find_vllm(tmp_path).logprob_tolerance == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("vllm_is_installed")
+@pytest.mark.parametrize(("shape", "expected"), [("qwen3-0.6b", 0.0625), ("qwen3-8b", 0.125)])
+def test_a_shape_has_the_tolerance_of_its_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str, expected: float
+) -> None:
+    monkeypatch.setenv(vllm_host.MODEL_VARIABLE, shape)
+    assert find_vllm(tmp_path).logprob_tolerance == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("vllm_is_installed")
+def test_a_config_that_is_no_object_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    monkeypatch.setenv(vllm_host.MODEL_VARIABLE, str(tmp_path))
+    with pytest.raises(InputError, match="no object"):
+        find_vllm(tmp_path)
+
+
+@pytest.mark.usefixtures("vllm_is_installed")
 @pytest.mark.parametrize("asked", ["qwen4-900b", "/nowhere"])
 def test_a_model_that_is_neither_shape_nor_folder_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str
