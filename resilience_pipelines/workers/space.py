@@ -213,6 +213,11 @@ class Capsule(Space):
             self.close()
             raise
 
+    @property
+    def init_pid(self) -> int:
+        """The process that holds the namespaces, by its id as this process sees it."""
+        return self._init
+
     def _await_init(self) -> None:
         out = self._unshare.stdout
         assert out is not None

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from resilience_pipelines.collectives import support as collectives
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.cgroup import NAME_PREFIX, find_place
 from resilience_pipelines.faults.fault import Fault, FaultContext, Guard, Injection
@@ -39,6 +41,16 @@ _WITH_BALLAST = (
     "import runpy, sys; ballast = bytearray(64 << 20); sys.argv = sys.argv[1:];"
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+
+_NEED_TORCH = ("nccl", "distributed_checkpoint")
+NEEDS_TORCH = pytest.mark.skipif(
+    collectives.unavailable() is not None, reason=str(collectives.unavailable())
+)
+
+
+def needed_by(name: str) -> list[pytest.MarkDecorator]:
+    """The marks of a test that injects a fault: it is skipped where the fault's parts lack."""
+    return [NEEDS_TORCH] if CATALOGUE[name].strategy in _NEED_TORCH else []
 
 
 @functools.cache
