@@ -9,6 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.dcgm_injection import DcgmValueInjected, Symptom
+from resilience_pipelines.faults.distributed_checkpoint import (
+    CheckpointCorrupted,
+    CheckpointDamage,
+    SaveKilled,
+    SavePoint,
+)
 from resilience_pipelines.faults.fault import Fault
 from resilience_pipelines.faults.gpu_load import Burner, GpuBurned
 from resilience_pipelines.faults.gpu_memory import DeviceMemoryTaken, Moment
@@ -21,6 +27,7 @@ from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
 from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
 from resilience_pipelines.faults.snapshot_path import Cut, SnapshotCutShort
 from resilience_pipelines.faults.snapshot_store import Exhausted, SnapshotStoreFull
+from resilience_pipelines.faults.training import RankFault, Trouble
 from resilience_pipelines.faults.weights import WeightsCorrupted, WeightsDamage
 
 _ALL: Sequence[Fault] = (
@@ -39,6 +46,9 @@ _ALL: Sequence[Fault] = (
     *(DcgmValueInjected(symptom) for symptom in Symptom),
     GpuPowerLimited(),
     WorkerMisplaced(),
+    *(RankFault(trouble) for trouble in Trouble),
+    *(CheckpointCorrupted(damage) for damage in CheckpointDamage),
+    *(SaveKilled(point) for point in SavePoint),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

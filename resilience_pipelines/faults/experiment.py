@@ -324,7 +324,7 @@ class _Experiment:
 
     def _recover(self, injection: Injection, target: Target, observation: Observation) -> None:
         assert self._recovery is not None
-        hides = injection.hits_worker and target.alive()
+        hides = injection.hidden_by_recovery
         if hides:
             self._await_detection(observation, first=False)
             observation.hidden_ns = time.monotonic_ns()
@@ -335,13 +335,18 @@ class _Experiment:
         try:
             if hides and self._recovery is not Recovery.RESUME:
                 self._retire()
-                target.stop()
+                if injection.hits_worker:
+                    target.stop()
             elif injection.hits_worker and not hides:
                 target.end_survivors()
             broken = injection.broken_expectation()
             if broken is not None:
                 self._learn(FaultReason.EXPECTATION_BROKEN, broken, expectation_broken=True)
-            self._answered(recover(self._recovery, self._context, target, self._id, self._owned))
+            if self._recovery is Recovery.CHECKPOINT:
+                back = Recovered(target.running, *injection.come_back())
+            else:
+                back = recover(self._recovery, self._context, target, self._id, self._owned)
+            self._answered(back)
         except _STEP_ERRORS as error:
             self._keep_output(error)
             reason = reason_of(error)
@@ -358,8 +363,9 @@ class _Experiment:
             self._facts = replace(self._facts, recovered=True)
         else:
             reason = FaultReason.WRONG_ANSWER.value
-            self._learn(reason, "the first token differs", recovered=False, recovery_reason=reason)
-            self._note("not_recovered", "the first token differs", at_ns=back.first_answer_ns)
+            differs = "the first result after the recovery differs"
+            self._learn(reason, differs, recovered=False, recovery_reason=reason)
+            self._note("not_recovered", differs, at_ns=back.first_answer_ns)
 
     def _roll_back(self, injection: Injection) -> None:
         """Undo and prove it, in whatever state the experiment is."""

@@ -152,6 +152,13 @@ class Injection(ABC):
         return self._target
 
     @property
+    def hidden_by_recovery(self) -> bool:
+        """Whether recovering hides the fault from the detectors: what it hit lives on until then,
+        and has to be ended or continued.
+        """
+        return self.hits_worker and self.target.alive()
+
+    @property
     def cgroup(self) -> Path | None:
         """The memory cgroup that holds the target alone, where it has one."""
         return None
@@ -195,6 +202,17 @@ class Injection(ABC):
         Called as the first step of the recovery.
         """
         return None
+
+    def come_back(self) -> tuple[int, bool]:
+        """Bring back what was hit, where that is not the worker: the recovery `checkpoint`.
+
+        Returns:
+            CLOCK_MONOTONIC in ns of its first result after that, and whether that is right.
+
+        Raises:
+            ResilienceError, OSError: it did not come back.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def roll_back(self) -> None:

@@ -38,15 +38,17 @@ class Recovery(StrEnum):
     """A process restored from the snapshot."""
     RESUME = "resume"
     """SIGCONT to the worker's processes."""
+    CHECKPOINT = "checkpoint"
+    """A training job started again from its last good checkpoint (`Injection.come_back`)."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """A worker that answered after a recovery.
+    """A worker, or a job beside it, that gave a result after a recovery.
 
     Attributes:
-        first_answer_ns: CLOCK_MONOTONIC of its first token, in nanoseconds.
-        right: whether that token is the oracle's.
+        first_answer_ns: CLOCK_MONOTONIC of its first token or step, in nanoseconds.
+        right: whether that is what it was before.
     """
 
     running: RunningWorker
@@ -82,9 +84,10 @@ def start_target(context: FaultContext, worker: Worker) -> RunningWorker:
 def recover(
     recovery: Recovery, context: FaultContext, target: Target, name: str, owner: ExitStack
 ) -> Recovered:
-    """Bring service back and ask for the first token.
+    """Bring the worker's service back and ask for the first token.
 
     Args:
+        recovery: any but `CHECKPOINT`, which is no recovery of a worker.
         name: what a log of a failure is called.
         owner: ends what was started, when it is closed.
 
@@ -102,6 +105,8 @@ def recover(
             return _new(lambda: _restore(context, name), owner)
         case Recovery.RESUME:
             return _resume(context, target)
+        case Recovery.CHECKPOINT:
+            raise AssertionError("the fault that hit the job brings it back")
 
 
 def reason_of(error: Exception) -> str:

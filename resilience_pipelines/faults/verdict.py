@@ -50,6 +50,8 @@ class FaultReason(StrEnum):
     ONE_NUMA_NODE = "one_numa_node"
     NUMA_UNKNOWN = "numa_unknown"
     SETTERS_NOT_ALLOWED = "setters_not_allowed"
+    NO_NAMESPACES = "no_namespaces"
+    NO_CHECKPOINT = "no_checkpoint"
 
 
 class Seen(StrEnum):

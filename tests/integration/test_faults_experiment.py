@@ -15,9 +15,17 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from resilience_pipelines.collectives import support as collectives
 from resilience_pipelines.detectors.base import Alarm, Detector
 from resilience_pipelines.errors import DeadlineError, UnsupportedError
-from resilience_pipelines.faults import experiment, limits, memory, process, snapshot_image
+from resilience_pipelines.faults import (
+    experiment,
+    limits,
+    memory,
+    process,
+    snapshot_image,
+    training,
+)
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
 from resilience_pipelines.faults.fault import Fault, FaultContext, Injection, ObstacleError, Target
@@ -26,6 +34,7 @@ from resilience_pipelines.faults.guards import FreeDisk, FreeMemory
 from resilience_pipelines.faults.process import KillInjection, StopInjection
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.run import FaultPlan, run_faults
+from resilience_pipelines.faults.training import JobInjection
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import FaultRun, Oracle, OracleVerdict, Proof, Verdict
 from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
@@ -37,10 +46,11 @@ from resilience_pipelines.stack import Stack, read_host
 from resilience_pipelines.startup.benchmark import BenchmarkContext, Source, prepare_source
 from resilience_pipelines.workers.oracle import RecordedAnswer
 from resilience_pipelines.workers.process import RunningWorker, launch
-from resilience_pipelines.workers.space import HostSpace, SpaceSupport, open_space
+from resilience_pipelines.workers.space import HostSpace, SpaceSupport, open_space, wait_until
 from tests.integration.fault_support import (
     NEED_GPU,
     NEED_NO_GPU,
+    NEEDS_TORCH,
     HeavyWorker,
     Planted,
     after,
@@ -48,12 +58,15 @@ from tests.integration.fault_support import (
     contract_weights,
     instead,
     make_context,
+    needed_by,
     nothing_stays,
     record,
     started_as,
 )
 
-EACH_FAULT = pytest.mark.parametrize("name", sorted(NEED_NO_GPU))
+EACH_FAULT = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needed_by(name)) for name in sorted(NEED_NO_GPU)]
+)
 HOST = SpaceSupport(False, "asked by the test")
 Sources = tuple[SnapshotEngine, RecordedAnswer, StoredSnapshot]
 
@@ -86,6 +99,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "EFFECT_DEADLINE_S", 2.0)
     monkeypatch.setattr(memory, "EFFECT_DEADLINE_S", 3.0)
     monkeypatch.setattr(limits, "EFFECT_DEADLINE_S", 3.0)
+    monkeypatch.setattr(training, "EFFECT_DEADLINE_S", 4.0)
 
 
 def change(context: FaultContext, **changes: Any) -> FaultContext:
@@ -117,7 +131,11 @@ def names(run: FaultRun) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "recovery"),
-    [(name, recovery) for name in NEED_NO_GPU for recovery in CATALOGUE[name].recoveries],
+    [
+        pytest.param(name, recovery, marks=needed_by(name))
+        for name in NEED_NO_GPU
+        for recovery in CATALOGUE[name].recoveries
+    ],
 )
 def test_every_fault_is_proved_detected_recovered_from_and_rolled_back(
     context: FaultContext, name: str, recovery: str
@@ -151,7 +169,14 @@ def test_every_fault_is_proved_detected_recovered_from_and_rolled_back(
     assert all(found.expected == (d in CATALOGUE[name].expected) for d, found in seen.items())
 
 
-@pytest.mark.parametrize("name", [n for n in NEED_NO_GPU if not n.startswith("snapshot")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in NEED_NO_GPU
+        if Recovery.WARM_CACHE in CATALOGUE[name].recoveries and not name.startswith("snapshot")
+    ],
+)
 def test_faults_of_a_worker_need_no_namespaces(context: FaultContext, name: str) -> None:
     run = experiment_with(CATALOGUE[name], change(context, support=HOST), Recovery.WARM_CACHE)
     assert run.verdict is Verdict.PASS, (run.reason_code, run.detail)
@@ -447,6 +472,94 @@ def test_a_store_that_can_not_be_mounted_is_not_applicable(
         fault.prepare(context)
     assert obstacle.value.code == FaultReason.NO_MOUNT
     assert list(context.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [n for n in CATALOGUE if needed_by(n)])
+def test_without_torch_faults_of_a_training_job_are_not_applicable(
+    context: FaultContext, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(collectives, "unavailable", lambda: "PyTorch is not installed here")
+    run = experiment_with(CATALOGUE[name], context)
+    assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, FaultReason.NO_TORCH)
+    assert "not installed" in run.detail
+
+
+@NEEDS_TORCH
+def test_without_namespaces_a_link_can_not_be_cut(context: FaultContext) -> None:
+    run = experiment_with(CATALOGUE["rank_link_cut"], change(context, support=HOST))
+    assert (run.verdict, run.reason_code) == (Verdict.NOT_APPLICABLE, FaultReason.NO_NAMESPACES)
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("name", ["rank_killed", "rank_hung", "rank_slow"])
+def test_faults_of_ranks_on_one_node_need_no_namespaces(context: FaultContext, name: str) -> None:
+    run = experiment_with(CATALOGUE[name], change(context, support=HOST))
+    assert run.verdict is Verdict.PASS, (run.reason_code, run.detail)
+    assert run.parameters["transport"] == "gloo over TCP, on the CPU"
+
+
+@NEEDS_TORCH
+def test_the_steps_that_were_lost_are_counted(context: FaultContext) -> None:
+    run = experiment_with(CATALOGUE["rank_killed"], context)
+    found = run.parameters
+    assert found["resumed_from_step"] % found["checkpoint_every"] == 0
+    assert 0 <= found["steps_lost"] < 2 * found["checkpoint_every"]
+    assert found["lost_at_step"] == found["resumed_from_step"] + found["steps_lost"]
+    assert found["states_compared"] == found["steps_lost"] + 1  # the checkpoint's own too
+
+
+@NEEDS_TORCH
+def test_a_job_that_comes_back_with_another_state_is_a_failure(context: FaultContext) -> None:
+    def plant(injection: Injection) -> None:
+        # The job that comes back begins from the checkpoint and learns from other data.
+        assert isinstance(injection, JobInjection)
+        injection.plan = dataclasses.replace(injection.plan, seed=injection.plan.seed + 1)
+        kill, job, every = injection.inject, injection.job, injection.plan.checkpoint_every
+
+        def kill_in_between() -> None:
+            wait_until(lambda: job.last_step() % every == every // 2, 10, "Half way", 0.005)
+            kill()
+
+        instead("inject", kill_in_between)(injection)
+
+    run = experiment_with(Planted(CATALOGUE["rank_killed"], plant), context)
+    assert (run.verdict, run.reason_code) == (Verdict.FAIL, FaultReason.WRONG_ANSWER)
+    assert run.time_to_recover_s is None
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize(
+    ("name", "at_load"),
+    [
+        ("checkpoint_corrupted_tensor_bit_flip", "wrong_state"),
+        ("checkpoint_corrupted_metadata_bit_flip", "refused"),
+        ("checkpoint_corrupted_zeroed_page", "wrong_state"),
+        ("checkpoint_corrupted_truncation", "refused"),
+        ("checkpoint_corrupted_missing_shard", "refused"),
+        ("checkpoint_corrupted_swapped_shards", "wrong_state"),
+        ("checkpoint_corrupted_stale_shard", "wrong_state"),
+        ("checkpoint_corrupted_stale_metadata", "same_state"),
+        ("checkpoint_save_killed_at_10_percent", "refused"),
+        ("checkpoint_save_killed_at_50_percent", "refused"),
+        ("checkpoint_save_killed_at_90_percent", "refused"),
+        ("checkpoint_save_killed_after_metadata", "same_state"),
+    ],
+)
+def test_what_a_load_without_hashes_does_is_recorded_and_the_job_falls_back(
+    context: FaultContext, name: str, at_load: str
+) -> None:
+    """torch's distributed checkpoint has no checksum: damaged tensors load without a word."""
+    run = experiment_with(CATALOGUE[name], context)
+    assert run.verdict is Verdict.PASS, (run.reason_code, run.detail, run.events)
+    found = run.parameters
+    assert found["at_load"] == at_load, found["at_load_detail"]
+    assert found["lost_at_step"] == found["resumed_from_step"] + found["steps_lost"]
+    if name.startswith("checkpoint_corrupted"):
+        # The newest of two was damaged: the job falls back to the one before.
+        assert (found["resumed_from_step"], found["steps_lost"]) == (10, 15)
+        assert found["states_compared"] == 16
+    else:
+        assert found["steps_lost"] == found["checkpoint_every"]
 
 
 @pytest.mark.parametrize("exhausted", ["bytes", "inodes"])

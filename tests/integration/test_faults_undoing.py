@@ -26,7 +26,7 @@ from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.workers.space import SpaceSupport, wait_until
-from tests.integration.fault_support import NEED_NO_GPU, cgroups_left, record
+from tests.integration.fault_support import NEED_NO_GPU, cgroups_left, needed_by, record
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     ("name", "ending"),
-    [(name, signal.SIGKILL) for name in sorted(NEED_NO_GPU)]
+    [pytest.param(name, signal.SIGKILL, marks=needed_by(name)) for name in sorted(NEED_NO_GPU)]
     + [
         (name, signal.SIGINT)
         for name in ("memory_exhausted", "snapshot_image_corrupted_bit_flip", "worker_hung")
