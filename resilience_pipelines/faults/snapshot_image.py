@@ -115,6 +115,7 @@ class ImageInjection(Injection):
         self._original = snapshot
         self._damage = damage
         self._files = choose_files(snapshot, damage)
+        self._at_load: str | None = None
         self._folder = Path(tempfile.mkdtemp(dir=context.scratch, prefix="damaged-"))
         self.copy = StoredSnapshot(self._folder / "snapshot", snapshot.manifest)
         try:
@@ -133,6 +134,7 @@ class ImageInjection(Injection):
             "files": list(self._files),
             "snapshot_id": self._original.manifest.snapshot_id,
             "image_bytes": self._original.manifest.image_bytes,
+            "at_load": self._at_load,
         }
 
     def inject(self) -> None:
@@ -163,9 +165,11 @@ class ImageInjection(Injection):
                 name=f"damaged-{self._damage}",
             )
         except SnapshotError as error:
+            self._at_load = "refused"
             if error.code is SnapshotReason.IMAGE_CORRUPT:
                 return None
             return f"the restore was refused as {error.code}, not as image_corrupt: {error}"
+        self._at_load = "restored"
         started.running.stop()
         return "a worker was restored from the damaged image"
 

@@ -793,6 +793,7 @@ def test_a_restore_from_a_damaged_image_that_is_not_refused_is_a_failure(
     monkeypatch.setattr(snapshot_image, "restore_worker", careless)
     run = experiment_with(CATALOGUE["snapshot_image_corrupted_bit_flip"], context)
     assert (run.verdict, run.reason_code) == (Verdict.FAIL, FaultReason.EXPECTATION_BROKEN)
+    assert run.parameters["at_load"] == "restored"
     assert len(started) == 1
 
 
