@@ -266,6 +266,41 @@ def run_compatibility(
     _run(fields | {"snapshots": snapshots or []}, launcher, home, as_json)
 
 
+@run_app.command("collectives")
+def run_collectives(
+    arms: Annotated[
+        str, typer.Option(help="Arms, separated by commas: healthy and ways to degrade it; all.")
+    ] = "",
+    operations: Annotated[
+        str, typer.Option(help="all_reduce,all_gather,send_recv.")
+    ] = "all_reduce,all_gather,send_recv",
+    sizes: Annotated[
+        str, typer.Option(help="Bytes, separated by commas.")
+    ] = "65536,1048576,16777216",
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes; one for each GPU, or two on the CPU.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Lives of the ranks in each arm.")] = 5,
+    launcher: LauncherOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the bandwidth of collectives: NCCL over GPUs, or gloo on the CPU."""
+    _run(
+        {
+            "kind": "collectives",
+            "arms": _split(arms),
+            "operations": _split(operations),
+            "sizes": _split(sizes),
+            "ranks": ranks,
+            "repeats": repeats,
+        },
+        launcher,
+        home,
+        as_json,
+    )
+
+
 @snapshot_app.command("create")
 def snapshot_create(
     worker: WorkerOption = "reference",
@@ -1041,6 +1076,24 @@ def _run(
                     }
                     for item in record["compatibility"]
                 ],
+                "collectives": [
+                    {
+                        key: item[key]
+                        for key in (
+                            "operation",
+                            "arm",
+                            "backend",
+                            "transports",
+                            "ranks",
+                            "bytes",
+                            "repeat",
+                            "outcome",
+                            "reason_code",
+                            "busbw_bytes_per_s",
+                        )
+                    }
+                    for item in record["collectives"]
+                ],
             }
         )
     else:
@@ -1052,6 +1105,7 @@ def _run(
     failed = [item for item in record["startups"] if item["outcome"] == "failed"]
     failed += [item for item in record["snapshots"] if item["outcome"] == "failed"]
     failed += [item for item in record["faults"] if item["verdict"] in ("fail", "rollback_failed")]
+    failed += [item for item in record["collectives"] if item["outcome"] == "failed"]
     failed += [
         item
         for item in record["compatibility"]
@@ -1080,6 +1134,10 @@ def _show_record(record: Mapping[str, Any]) -> None:
         (
             "compatibility",
             ("snapshot_id", "predicted_compatible", "outcome", "reason_code", "elapsed_s"),
+        ),
+        (
+            "collectives",
+            ("arm", "operation", "bytes", "repeat", "outcome", "busbw_bytes_per_s", "reason_code"),
         ),
     ):  # fmt: skip
         rows = [{column: item[column] for column in columns} for item in record[name]]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience_pipelines import job_environment
+from resilience_pipelines.collectives.support import torch_version
 from resilience_pipelines.errors import InputError, ResilienceError, UnsupportedError
 from resilience_pipelines.home import Home
 from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
@@ -148,6 +149,22 @@ def read_stack(worker: Worker, home: Home, criu: Criu | None, device: DeviceEngi
     }
     extra: Mapping[str, object] = worker.stack_facts()
     return Stack.model_validate(facts | dict(extra))
+
+
+def read_collective_stack(home: Home, nccl_version: str | None) -> Stack:
+    """The stack that measurements of collectives on this machine belong to."""
+    torch = torch_version()
+    return Stack.model_validate(
+        {
+            **read_host(home.root),
+            **read_gpu(),
+            "engine": "torch.distributed",
+            "engine_version": torch,
+            "torch_version": torch,
+            "nccl_version": nccl_version,
+            "image_digest": os.environ.get("RESILIENCE_IMAGE_DIGEST"),
+        }
+    )
 
 
 def platform_commit(root: Path | None = None) -> str | None:

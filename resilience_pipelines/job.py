@@ -28,22 +28,33 @@ from types import FrameType
 from typing import TextIO
 
 from resilience_pipelines import __version__, job_environment
-from resilience_pipelines.context import MachineContext, make_worker, open_machine, platform_commit
+from resilience_pipelines.collectives.bandwidth import BandwidthPlan, run_bandwidth
+from resilience_pipelines.collectives.support import NCCL
+from resilience_pipelines.context import (
+    MachineContext,
+    make_worker,
+    open_machine,
+    platform_commit,
+    read_collective_stack,
+)
 from resilience_pipelines.durability import replace_text
 from resilience_pipelines.errors import InputError, ResilienceError, Stopped, StorageError
 from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.job_spec import (
+    CollectiveSpec,
     CompatibilitySpec,
     FaultSpec,
     JobSpec,
     SnapshotSpec,
     StartupSpec,
+    WorkerSpec,
     parse_spec,
 )
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
     Basis,
+    CollectiveMeasurement,
     CompatibilityTrial,
     FaultRun,
     RunRecord,
@@ -52,6 +63,7 @@ from resilience_pipelines.records import (
     new_run_id,
 )
 from resilience_pipelines.running_jobs import FOLDERS, note_stack
+from resilience_pipelines.stack import Stack
 from resilience_pipelines.startup.benchmark import (
     BenchmarkContext,
     Progress,
@@ -64,6 +76,7 @@ from resilience_pipelines.startup.compatibility import run_compatibility
 from resilience_pipelines.telemetry import Telemetry
 from resilience_pipelines.telemetry_nvml import gpu_telemetry
 from resilience_pipelines.warehouse.landing import LandingWriter
+from resilience_pipelines.workers.space import probe_spaces
 
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
@@ -85,7 +98,17 @@ class _Found:
     snapshots: tuple[SnapshotMeasurement, ...] = ()
     faults: tuple[FaultRun, ...] = ()
     compatibility: tuple[CompatibilityTrial, ...] = ()
+    collectives: tuple[CollectiveMeasurement, ...] = ()
     unsupported: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a record is about."""
+
+    worker: str
+    basis: Basis
+    stack: Stack
 
 
 def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
@@ -94,7 +117,6 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
     Raises:
         ResilienceError: nothing could be measured; then no landing folder is written.
     """
-    worker = make_worker(spec.worker, home)
     run_id = job_environment.told(job_environment.RUN_ID) or new_run_id(spec.kind)
     started_at = datetime.now(UTC)
     remove_orphans(home.work, FOLDERS)
@@ -102,22 +124,27 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
         work = owner.enter_context(owned_folder(home.work / run_id))
         evidence = work / "evidence"
         evidence.mkdir()
-        machine = owner.enter_context(open_machine(worker, home))
-        note_stack(work, machine.stack)
-        if machine.engine is not None:
-            machine.engine.store.clean()
         telemetry = Telemetry(machine=owner.enter_context(gpu_telemetry()))
-        context = _benchmark_context(machine, home, work, evidence, telemetry, spec.port)
-        found = _measure(spec, context, progress)
+        if isinstance(spec, CollectiveSpec):
+            subject, found = _measure_collectives(spec, home, work, evidence, progress)
+        else:
+            worker = make_worker(spec.worker, home)
+            machine = owner.enter_context(open_machine(worker, home))
+            subject = _Subject(worker.name, worker.basis, machine.stack)
+            note_stack(work, machine.stack)
+            if machine.engine is not None:
+                machine.engine.store.clean()
+            context = _benchmark_context(machine, home, work, evidence, telemetry, spec.port)
+            found = _measure(spec, context, progress)
         record = RunRecord(
             run_id=run_id,
             kind=spec.kind,
             started_at=started_at,
             finished_at=datetime.now(UTC),
-            worker=worker.name,
-            basis=Basis.SIMULATED if _is_simulated() else worker.basis,
-            stack=machine.stack,
-            stack_key=machine.stack.key,
+            worker=subject.worker,
+            basis=Basis.SIMULATED if _is_simulated() else subject.basis,
+            stack=subject.stack,
+            stack_key=subject.stack.key,
             launcher=job_environment.told(job_environment.LAUNCHED_BY) or "local",
             platform_version=__version__,
             platform_commit=platform_commit(),
@@ -126,6 +153,7 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
             snapshots=found.snapshots,
             faults=found.faults,
             compatibility=found.compatibility,
+            collectives=found.collectives,
             unsupported=(found.unsupported or {}) | _lost_samples(telemetry),
         )
         with LandingWriter(home.landing, run_id) as writer:
@@ -140,6 +168,25 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
 
 def _is_simulated() -> bool:
     return job_environment.told(job_environment.SIMULATED) is not None
+
+
+def _measure_collectives(
+    spec: CollectiveSpec, home: Home, work: Path, evidence: Path, progress: Progress
+) -> tuple[_Subject, _Found]:
+    plan = BandwidthPlan(
+        arms=spec.arms,
+        operations=spec.operations,
+        sizes=spec.sizes,
+        ranks=spec.ranks,
+        repeats=spec.repeats,
+    )
+    note_stack(work, read_collective_stack(home, None))
+    result = run_bandwidth(plan, probe_spaces(), evidence, progress)
+    # gloo on the CPU stands for NCCL over GPUs.
+    basis = Basis.MEASURED if plan.backend == NCCL else Basis.REFERENCE
+    stack = read_collective_stack(home, result.nccl_version)
+    found = _Found(collectives=result.measurements, unsupported=dict(result.unsupported))
+    return _Subject(spec.worker, basis, stack), found
 
 
 def _benchmark_context(
@@ -170,7 +217,7 @@ def _benchmark_context(
     )
 
 
-def _measure(spec: JobSpec, context: BenchmarkContext, progress: Progress) -> _Found:
+def _measure(spec: WorkerSpec, context: BenchmarkContext, progress: Progress) -> _Found:
     match spec:
         case StartupSpec():
             plan = StartupPlan(

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.records import Arm, RunKind
+from resilience_pipelines.records import Arm, CollectiveOperation, RunKind
 from resilience_pipelines.startup.benchmark import PageCachePolicy
 
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
@@ -63,7 +64,26 @@ class CompatibilitySpec(_Spec):
     repeats: Repeats = 1
 
 
-JobSpec = StartupSpec | FaultSpec | SnapshotSpec | CompatibilitySpec
+class CollectiveSpec(BaseModel):
+    """Measure the bandwidth of collectives. No arms named: all that this machine's backend has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal[RunKind.COLLECTIVES] = RunKind.COLLECTIVES
+    worker: Literal["collectives"] = "collectives"
+    """The name under which its records go: there is no worker that serves."""
+    arms: tuple[str, ...] = ()
+    operations: tuple[CollectiveOperation, ...] = Field(
+        default=tuple(CollectiveOperation), min_length=1
+    )
+    sizes: tuple[Annotated[int, Field(ge=1024)], ...] = Field(default=DEFAULT_SIZES, min_length=1)
+    ranks: Annotated[int, Field(ge=1, le=64)] | None = None
+    repeats: Repeats = 5
+
+
+WorkerSpec = StartupSpec | FaultSpec | SnapshotSpec | CompatibilitySpec
+
+JobSpec = WorkerSpec | CollectiveSpec
 
 _Tagged = Annotated[JobSpec, Field(discriminator="kind")]
 

@@ -46,6 +46,7 @@ class RunKind(StrEnum):
     FAULT = "fault"
     SNAPSHOT = "snapshot"
     COMPATIBILITY = "compatibility"
+    COLLECTIVES = "collectives"
 
 
 class Arm(StrEnum):
@@ -343,6 +344,51 @@ class FaultRun(Record):
         return self
 
 
+class CollectiveOperation(StrEnum):
+    """What ranks do together."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    SEND_RECV = "send_recv"
+
+
+class CollectiveMeasurement(Record):
+    """One collective at one size, in one life of the ranks."""
+
+    measurement_id: Name
+    operation: CollectiveOperation
+    arm: Name
+    """`healthy`, or how it was degraded."""
+    backend: Name
+    """`nccl`, or `gloo` on the CPU."""
+    transports: tuple[Name, ...] = ()
+    """What carried the connections, as the backend's own log says; empty where it says nothing."""
+    ranks: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    """The size as nccl-tests counts it: of the buffer, or of all that an all-gather collects."""
+    repeat: int = Field(ge=0)
+    iterations: int = Field(ge=1)
+    started_at: AwareDatetime
+    outcome: Outcome
+    reason_code: Name | None = None
+    detail: Detail = ""
+    time_s: Seconds | None = None
+    """Of one collective: the mean over iterations and ranks."""
+    algbw_bytes_per_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    busbw_bytes_per_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    environment: dict[str, str] = Field(default_factory=dict)
+    """The variables of the arm."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        figures = (self.time_s, self.algbw_bytes_per_s, self.busbw_bytes_per_s)
+        if self.outcome is Outcome.OK and None in figures:
+            raise ValueError("time_s and bandwidths must be set when the outcome is ok")
+        if self.outcome is not Outcome.OK and not self.reason_code:
+            raise ValueError("reason_code must be set when the outcome is not ok")
+        return self
+
+
 class EvidenceFile(Record):
     """A file beside `run.json`, with its hash."""
 
@@ -372,6 +418,7 @@ class RunRecord(Record):
     snapshots: tuple[SnapshotMeasurement, ...] = ()
     faults: tuple[FaultRun, ...] = ()
     compatibility: tuple[CompatibilityTrial, ...] = ()
+    collectives: tuple[CollectiveMeasurement, ...] = ()
     evidence: tuple[EvidenceFile, ...] = ()
     unsupported: dict[str, Detail] = Field(default_factory=dict)
     """Parts of what was asked that this machine can't do: name -> why."""

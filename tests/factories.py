@@ -19,6 +19,8 @@ from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.records import (
     Arm,
     Basis,
+    CollectiveMeasurement,
+    CollectiveOperation,
     CompatibilityTrial,
     CriuStatistics,
     Detection,
@@ -270,6 +272,35 @@ class RecordFactory:
             oracle=NOT_CHECKED if reason_code else EQUAL,
         )
 
+    def collective(
+        self,
+        arm: str = "healthy",
+        repeat: int = 0,
+        *,
+        busbw: float | None = 1e9,
+        operation: CollectiveOperation = CollectiveOperation.ALL_REDUCE,
+        size: int = 2**20,
+    ) -> CollectiveMeasurement:
+        """A collective of two ranks, where algbw is busbw; without one, it failed."""
+        return CollectiveMeasurement(
+            measurement_id=f"{arm}-{operation}-{size}-{repeat}",
+            operation=operation,
+            arm=arm,
+            backend="gloo",
+            transports=("TCP",),
+            ranks=2,
+            bytes=size,
+            repeat=repeat,
+            iterations=10,
+            started_at=self._tick(1.0),
+            outcome=Outcome.FAILED if busbw is None else Outcome.OK,
+            reason_code="rank_failed" if busbw is None else None,
+            time_s=None if busbw is None else size / busbw,
+            algbw_bytes_per_s=busbw,
+            busbw_bytes_per_s=busbw,
+            environment={"NCCL_ALGO": "Ring"} if arm != "healthy" else {},
+        )
+
     def record(
         self,
         kind: RunKind = RunKind.STARTUP,
@@ -279,14 +310,15 @@ class RecordFactory:
         snapshots: Iterable[SnapshotMeasurement] = (),
         faults: Iterable[FaultRun] = (),
         compatibility: Iterable[CompatibilityTrial] = (),
+        collectives: Iterable[CollectiveMeasurement] = (),
         unsupported: Mapping[str, str] | None = None,
     ) -> RunRecord:
         """The record of a run that holds these measurements."""
         stack = stack or make_stack()
         startups, snapshots, faults = tuple(startups), tuple(snapshots), tuple(faults)
-        compatibility = tuple(compatibility)
+        compatibility, collectives = tuple(compatibility), tuple(collectives)
         started = [item.started_at for item in startups]
-        started += [item.started_at for item in compatibility]
+        started += [item.started_at for item in (*compatibility, *collectives)]
         started += [item.started_at for item in snapshots]
         started += [item.started_at for item in faults]
         started_at = min(started, default=self._clock)
@@ -306,6 +338,7 @@ class RecordFactory:
             snapshots=snapshots,
             faults=faults,
             compatibility=compatibility,
+            collectives=collectives,
             unsupported=dict(unsupported or {}),
         )
 

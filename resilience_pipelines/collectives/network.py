@@ -120,6 +120,18 @@ class BridgedNetwork(Network):
         """Take the port up again."""
         self._ip(self._switch, "link", "set", f"port{rank}", "up")
 
+    def limit(self, rank: int, bits_per_s: int) -> None:
+        """Limit what leaves a rank (a token bucket on its interface), in bits per second.
+
+        Raises:
+            UnsupportedError: the kernel has no such queue.
+        """
+        node = self._nodes[rank]
+        self._run(
+            node, "tc", "qdisc", "replace", "dev", self.interface, "root",
+            "tbf", "rate", f"{bits_per_s}bit", "burst", "256kb", "latency", "50ms",
+        )  # fmt: skip
+
     def has_carrier(self, rank: int) -> bool:
         """Whether the rank's own interface sees a carrier."""
         (found,) = json.loads(self._ip(self._nodes[rank], "-json", "link", "show", self.interface))
@@ -159,8 +171,11 @@ class BridgedNetwork(Network):
         return node
 
     def _ip(self, capsule: Capsule, *arguments: str) -> str:
+        return self._run(capsule, "ip", *arguments)
+
+    def _run(self, capsule: Capsule, *command: str) -> str:
         # In its network namespace alone: process ids are this process's, and so is /sys.
-        argv = ["nsenter", "-t", str(capsule.init_pid), "-n", "--", "ip", *arguments]
+        argv = ["nsenter", "-t", str(capsule.init_pid), "-n", "--", *command]
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=_COMMAND_DEADLINE_S, check=False
@@ -168,7 +183,7 @@ class BridgedNetwork(Network):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UnsupportedError(f"`{' '.join(argv)}` can't be run: {error}.") from error
         if done.returncode:
-            raise UnsupportedError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}.")
+            raise UnsupportedError(f"`{' '.join(command)}` failed: {done.stderr.strip()}.")
         return done.stdout
 
 

@@ -30,7 +30,7 @@ from resilience_pipelines.workers.space import Process
 START_DEADLINE_S = 90.0
 END_DEADLINE_S = 10.0
 _STEP_S = 0.01
-_LINES_KEPT = 400
+LINES_KEPT = 20_000
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Rank:
         self.number = number
         self.process = process
         self.told: list[Told] = []
-        self._other: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._other: deque[str] = deque(maxlen=LINES_KEPT)
         self._thread = threading.Thread(
             target=self._read, args=(read_end,), name=f"rank-{number}", daemon=True
         )
@@ -106,6 +106,10 @@ class Rank:
         """The last step that it told of; 0 before the first."""
         steps = self.of("step") or self.of("ready")
         return int(steps[-1].values["step"]) if steps else 0
+
+    def lines(self) -> list[str]:
+        """The lines that are no events, the last `LINES_KEPT` of them."""
+        return list(self._other)
 
     def tail(self) -> str:
         """The last lines that are no events: warnings and a traceback."""

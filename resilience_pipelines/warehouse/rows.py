@@ -14,6 +14,7 @@ import polars as pl
 from pydantic_core import to_json
 
 from resilience_pipelines.records import (
+    CollectiveMeasurement,
     CompatibilityTrial,
     CriuStatistics,
     FaultRun,
@@ -95,6 +96,7 @@ def record_rows(
             for ordinal, event in enumerate(item.events)
         ],
         "compatibility": [_compatibility(run, item) for item in record.compatibility],
+        "collectives": [_collective(run, item) for item in record.collectives],
         "evidence": [{"run_id": run} | file.model_dump() for file in record.evidence],
     }  # fmt: skip
 
@@ -134,6 +136,15 @@ def _compatibility(run_id: str, item: CompatibilityTrial) -> Row:
         **item.model_dump(exclude={"source_stack", "predictions", "oracle"}),
         "predictions": list(item.predictions),
         **_oracle(item.oracle),
+    }
+
+
+def _collective(run_id: str, item: CollectiveMeasurement) -> Row:
+    return {
+        "run_id": run_id,
+        **item.model_dump(exclude={"transports", "environment"}),
+        "transports": list(item.transports),
+        "environment": _json(item.environment),
     }
 
 

@@ -330,6 +330,32 @@ create table raw.launch_phases (
 );
 """,
     ),
+    Migration(
+        5,
+        "bandwidth of collectives",
+        """
+create table raw.collectives (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    operation varchar not null,
+    arm varchar not null,
+    backend varchar not null,
+    transports varchar[] not null,
+    ranks bigint not null,
+    bytes bigint not null,
+    repeat bigint not null,
+    iterations bigint not null,
+    started_at timestamptz not null,
+    outcome varchar not null,
+    reason_code varchar,
+    detail varchar not null,
+    time_s double,
+    algbw_bytes_per_s double,
+    busbw_bytes_per_s double,
+    environment varchar not null
+);
+""",
+    ),
 )
 
 SIDE_TABLES: Final = (
@@ -351,6 +377,7 @@ RECORD_TABLES: Final = (
     "fault_detections",
     "fault_events",
     "compatibility",
+    "collectives",
     "evidence",
 )
 """Tables that get a run's own rows. A stack is shared by runs, and samples come as Parquet."""

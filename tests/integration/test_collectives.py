@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from resilience_pipelines.collectives import bandwidth
+from resilience_pipelines.collectives.arms import SLOW_LINK_BITS_PER_S, BandwidthArm
+from resilience_pipelines.collectives.bandwidth import BandwidthPlan, run_bandwidth
 from resilience_pipelines.collectives.network import BridgedNetwork, SharedNetwork
 from resilience_pipelines.collectives.training import TrainingJob, TrainingPlan
 from resilience_pipelines.errors import DeadlineError
+from resilience_pipelines.home import open_home
+from resilience_pipelines.job import run_job
+from resilience_pipelines.job_spec import CollectiveSpec
+from resilience_pipelines.records import Outcome
 from resilience_pipelines.workers.process import WorkerFailedError
 from resilience_pipelines.workers.space import SpaceSupport, wait_until
 from tests.integration.fault_support import NEEDS_TORCH
@@ -63,3 +70,49 @@ def test_a_cut_link_cuts_off_one_rank_alone(support: SpaceSupport) -> None:
         wait_until(lambda: network.reaches(1, 0, 1.0), 5, "The others are joined", 0.01)
         network.mend(2)
         wait_until(lambda: network.reaches(2, 0, 1.0), 5, "It is joined again", 0.01)
+
+
+@NEEDS_TORCH
+def test_a_collectives_run_lands_correct_figures_and_a_slow_link_shows(tmp_path: Path) -> None:
+    spec = CollectiveSpec(arms=("bridge", "slow_link", "one_channel"), sizes=(2**21,), repeats=1)
+    landed = run_job(spec, open_home(tmp_path), lambda *step: None)
+    record = landed.record
+    assert (record.kind, record.worker, record.basis) == ("collectives", "collectives", "reference")
+    assert record.stack.torch_version == record.stack.engine_version
+    assert list(record.unsupported) == ["arm one_channel"]
+    found = {(item.arm, item.operation): item for item in record.collectives}
+    assert len(found) == len(record.collectives) == 6
+    for item in record.collectives:
+        assert item.outcome is Outcome.OK, item.detail
+        assert (item.backend, item.transports, item.ranks) == ("gloo", ("TCP",), 2)
+        if item.arm == "slow_link":
+            # The link's limit holds for what leaves a rank, beyond the burst that it lets pass.
+            assert item.busbw_bytes_per_s is not None
+            assert item.busbw_bytes_per_s < 2 * SLOW_LINK_BITS_PER_S / 8
+
+
+@NEEDS_TORCH
+def test_one_rank_alone_is_measured_and_has_nobody_to_send_to(
+    support: SpaceSupport, tmp_path: Path
+) -> None:
+    plan = BandwidthPlan(arms=("healthy",), sizes=(65536,), ranks=1, repeats=1, backend="gloo")
+    result = run_bandwidth(plan, support, tmp_path, lambda *step: None)
+    assert [item.operation for item in result.measurements] == ["all_reduce", "all_gather"]
+    assert all(item.outcome is Outcome.OK for item in result.measurements)
+    assert {item.busbw_bytes_per_s for item in result.measurements} == {0.0}
+    assert list(result.unsupported) == ["send_recv"]
+
+
+@NEEDS_TORCH
+def test_an_arm_whose_ranks_fail_is_a_result_with_their_words(
+    support: SpaceSupport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = BandwidthArm("broken", "gloo", "no such interface", {"GLOO_SOCKET_IFNAME": "none0"})
+    monkeypatch.setattr(bandwidth, "choose_arms", lambda names, backend: ([broken], {}))
+    plan = BandwidthPlan(sizes=(65536,), repeats=1, backend="gloo")
+    result = run_bandwidth(plan, support, tmp_path, lambda *step: None)
+    assert {(item.outcome, item.reason_code) for item in result.measurements} == {
+        (Outcome.FAILED, "rank_failed")
+    }
+    assert all(item.busbw_bytes_per_s is None for item in result.measurements)
+    assert [path.name for path in tmp_path.iterdir()] == ["collectives-broken-0.log"]

@@ -23,6 +23,7 @@ from resilience_pipelines.home import Home
 from resilience_pipelines.records import (
     Arm,
     Basis,
+    FaultRun,
     Layer,
     OracleVerdict,
     Outcome,
@@ -77,6 +78,31 @@ OTHERS = [
 ]  # fmt: skip
 
 
+def damaged(
+    factory: RecordFactory,
+    repeat: int,
+    at_load: str | None,
+    *,
+    strategy: str = "distributed_checkpoint",
+    seen: bool | None = True,
+    steps_lost: int | None = None,
+    **options: Any,
+) -> FaultRun:
+    """An experiment with stored state that was damaged; `seen` None: no verifier looked."""
+    run = factory.fault(f"{strategy}_bit_flip", repeat, **options)
+    first, *others = run.detections
+    name = {"weights": "weights_verifier"}.get(strategy, "checkpoint_verifier")
+    found = {} if seen else {"detected": False, "detected_after_s": None}
+    verifier = first.model_copy(update={"detector": name, **found})
+    return run.model_copy(
+        update={
+            "strategy": strategy,
+            "parameters": {"at_load": at_load, "steps_lost": steps_lost},
+            "detections": run.detections if seen is None else (verifier, *others),
+        }
+    )
+
+
 def make_records() -> list[RunRecord]:
     """Runs that hold one of everything that the marts tell apart."""
     factory = RecordFactory(11)
@@ -123,6 +149,37 @@ def make_records() -> list[RunRecord]:
     records.append(
         stopped.model_copy(
             update={"parameters": asked, "unsupported": {"rest of the run": "It was stopped."}}
+        )
+    )
+    records.append(
+        factory.record(
+            RunKind.FAULT,
+            stack=OLD,
+            faults=[
+                damaged(factory, 0, "wrong_state", steps_lost=10),
+                damaged(factory, 1, "wrong_state", steps_lost=14, seen=False),
+                damaged(factory, 2, "wrong_state", steps_lost=30, seen=None),
+                damaged(factory, 3, "refused"),
+                damaged(factory, 4, "same_state"),
+                damaged(factory, 5, "no_answer"),
+                damaged(factory, 6, None, verdict=Verdict.NOT_INJECTED),
+                damaged(factory, 7, None, control=True, seen=False),
+                damaged(factory, 8, "wrong_answer", strategy="weights"),
+                damaged(factory, 9, None, strategy="weights", layer=Layer.REAL),
+            ],
+        )
+    )
+    records.append(
+        factory.record(
+            RunKind.COLLECTIVES,
+            stack=OLD,
+            collectives=[
+                *(factory.collective("healthy", n, busbw=bw) for n, bw in enumerate((1e9, 3e9))),
+                factory.collective("slow_link", 0, busbw=5e8),
+                factory.collective("slow_link", 1, busbw=None),
+                factory.collective("slow_link", 2, busbw=1e8, size=2**16),
+                factory.collective("bridge", 3, busbw=None),
+            ],
         )
     )
     # Three stacks of one machine: the first change is of one dimension, the second of two.
@@ -511,6 +568,36 @@ def test_a_fleets_figures_are_weighted_by_its_failures_and_say_what_they_cover(h
             else None
         )
         assert row["recover_s"] == (pytest.approx(expected) if weight else None)
+
+
+def test_silent_corruption_is_counted_apart_from_what_hashes_see(home: Home) -> None:
+    found = {
+        (row["planned_fault"], row["layer"]): row for row in rows(home, "from silent_corruption")
+    }
+    assert len(found) == 3
+    names = (
+        "n", "n_loads", "n_refused", "n_silent", "n_unchanged", "n_verified", "n_hash_mismatch",
+        "n_undetected", "silent_fraction", "undetected_fraction", "steps_lost_median",
+    )  # fmt: skip
+    checkpoint = found["distributed_checkpoint_bit_flip", "userspace"]
+    assert [checkpoint[name] for name in names] == [6, 5, 1, 3, 1, 5, 4, 2, 0.6, 0.4, 14.0]
+    weights = found["weights_bit_flip", "userspace"]
+    assert [weights[name] for name in names] == [1, 1, 0, 1, 0, 1, 1, 0, 1.0, 0.0, None]
+    unloaded = found["weights_bit_flip", "real"]
+    assert (unloaded["n"], unloaded["n_loads"], unloaded["silent_fraction"]) == (1, 0, None)
+
+
+def test_a_degraded_collective_is_compared_with_the_healthy_one_at_its_size(home: Home) -> None:
+    found = {(row["arm"], row["bytes"]): row for row in rows(home, "from collective_bandwidth")}
+    names = ("n", "n_failed", "busbw_median_bytes_per_s", "fraction_of_healthy", "transports")
+    assert {key: tuple(row[name] for name in names) for key, row in found.items()} == {
+        ("healthy", 2**20): (2, 0, 2e9, 1.0, ["TCP"]),
+        ("slow_link", 2**20): (1, 1, 5e8, 0.25, ["TCP"]),
+        ("slow_link", 2**16): (1, 0, 1e8, None, ["TCP"]),
+        ("bridge", 2**20): (0, 1, None, None, []),
+    }
+    assert found["healthy", 2**20]["busbw_ci_low_bytes_per_s"] is not None
+    assert found["slow_link", 2**20]["busbw_ci_low_bytes_per_s"] is None
 
 
 def test_the_newest_decision_on_a_change_stands_beside_it(home: Home) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.records import (
+    CollectiveMeasurement,
     CompatibilityTrial,
     CriuStatistics,
     Detection,
@@ -48,6 +49,7 @@ def full_rows() -> dict[str, list[dict[str, object]]]:
         snapshots=[factory.snapshot()],
         faults=[factory.fault()],
         compatibility=[factory.compatibility_trial()],
+        collectives=[factory.collective()],
     )
     record = record.model_copy(
         update={"evidence": (EvidenceFile(path="a", bytes=1, sha256="0" * 64),)}
@@ -86,9 +88,11 @@ def fields(model: type[BaseModel], *without: str, prefix: str = "") -> set[str]:
                 "snapshots",
                 "faults",
                 "compatibility",
+                "collectives",
                 "evidence",
             ),
         ),
+        ("collectives", fields(CollectiveMeasurement)),
         (
             "compatibility",
             fields(CompatibilityTrial, "source_stack", "oracle") | fields(Oracle, prefix="oracle_"),
