@@ -35,14 +35,14 @@ from resilience_pipelines.detectors.ranks import (
     StragglerWatch,
     step_times_s,
 )
-from resilience_pipelines.errors import DeadlineError, ResilienceError, UnsupportedError
+from resilience_pipelines.errors import ResilienceError, UnsupportedError
 from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError
 from resilience_pipelines.faults.guards import FreeMemory
 from resilience_pipelines.faults.process import task_states
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
-from resilience_pipelines.workers.space import wait_until
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "nccl"
 RANK_BYTES = 512 * 2**20
@@ -301,9 +301,7 @@ class RankHung(JobInjection):
             states = task_states(pid)
             return bool(states) and set(states) == {"T"}
 
-        try:
-            wait_until(stopped, EFFECT_DEADLINE_S, "The rank stops", _STEP_S)
-        except DeadlineError:
+        if not holds_within(stopped, EFFECT_DEADLINE_S, _STEP_S):
             detail = f"states {''.join(task_states(pid)) or 'unknown'}"
             return Proof(proved=False, source=source, detail=detail)
         before = self.job.last_step()
@@ -347,9 +345,7 @@ class RankSlow(JobInjection):
             return len(took_s) == _SLOW_STEPS and min(took_s) > limit_s
 
         source = "times of steps of rank 0"
-        try:
-            wait_until(slow, EFFECT_DEADLINE_S, "Steps take longer", _STEP_S)
-        except DeadlineError:
+        if not holds_within(slow, EFFECT_DEADLINE_S, _STEP_S):
             took_s = step_times_s(self.job.ranks[0])[-_SLOW_STEPS:]
             detail = f"{took_s} s, {self._usual_s:.3f} s is usual"
             return Proof(proved=False, source=source, detail=detail)
@@ -392,13 +388,7 @@ class LinkCut(JobInjection):
     def prove_effect(self) -> Proof:
         """The rank's interface has no carrier, and no packet of it reaches the first rank."""
         source, number = "ip link and TCP connect, inside the rank's namespace", self.victim.number
-
-        def dead() -> bool:
-            return not self._bridge.has_carrier(number)
-
-        try:
-            wait_until(dead, 1.0, "The carrier goes", _STEP_S)
-        except DeadlineError:
+        if not holds_within(lambda: not self._bridge.has_carrier(number), 1.0, _STEP_S):
             return Proof(proved=False, source=source, detail=f"rank {number} has a carrier")
         reaches = self._bridge.reaches(number, 0, _REACH_TIMEOUT_S)
         detail = f"rank {number} has no carrier and {'reaches' if reaches else 'does not reach'} 0"
@@ -416,9 +406,7 @@ class LinkCut(JobInjection):
         def joined() -> bool:
             return self._bridge.has_carrier(number) and self._bridge.reaches(number, 0, 1.0)
 
-        try:
-            wait_until(joined, EFFECT_DEADLINE_S, "The link comes back", _STEP_S)
-        except DeadlineError:
+        if not holds_within(joined, EFFECT_DEADLINE_S, _STEP_S):
             carrier = self._bridge.has_carrier(number)
             return Proof(proved=False, source=source, detail=f"carrier: {carrier}, no way to 0")
         return Proof(proved=True, source=source, detail=f"rank {number} reaches rank 0 again")
