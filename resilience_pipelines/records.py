@@ -283,6 +283,12 @@ class Detection(Record):
     resolution_s: Annotated[float, Field(gt=0)]
     detail: Detail = ""
 
+    @model_validator(mode="after")
+    def _time_needs_detection(self) -> Self:
+        if not self.detected and self.detected_after_s is not None:
+            raise ValueError("detected_after_s must be absent when nothing was detected")
+        return self
+
 
 class Proof(Record):
     """Evidence that something took effect, or was undone, read from a source other than the act."""

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from resilience_pipelines.records import (
     Arm,
+    Detection,
     FaultRun,
     Layer,
     Oracle,
@@ -114,6 +115,13 @@ def test_every_other_verdict_needs_a_reason(verdict: Verdict) -> None:
     fault(verdict=verdict, reason_code="because")
     with pytest.raises(ValidationError, match="reason_code"):
         fault(verdict=verdict)
+
+
+def test_what_was_not_detected_has_no_time() -> None:
+    facts = {"detector": "d", "expected": True, "clock": "c", "resolution_s": 0.1}
+    Detection.model_validate(facts | {"detected": True, "detected_after_s": 1.0})
+    with pytest.raises(ValidationError, match="detected_after_s must be absent"):
+        Detection.model_validate(facts | {"detected": False, "detected_after_s": 1.0})
 
 
 def test_a_run_carries_the_key_of_its_own_stack() -> None:
