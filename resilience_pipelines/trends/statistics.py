@@ -1,4 +1,4 @@
-"""Statistics: the median of a few repeats, the ratio of two medians, and how sure each of them is.
+"""Statistics: median and mean of a few repeats, the ratio of two medians, and how sure each is.
 
 What belongs here: point estimates and their bootstrap confidence intervals, as functions of plain
 numbers. What does not: which measurements may be put together (the dbt marts), and whether a
@@ -56,6 +56,25 @@ def median_ci(values: Sequence[float], seed: int = SEED) -> Interval | None:
     medians = _resampled_medians(ordered, np.random.default_rng(seed))
     low, high = _bounds(medians)
     return Interval(len(ordered), _median(ordered), low, high)
+
+
+def mean_ci(values: Sequence[float], seed: int = SEED) -> Interval | None:
+    """The mean and its 95 % interval. Its memory grows with the number of values.
+
+    Returns:
+        None for fewer than two values: one value says nothing of its own spread.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    ordered = _ordered(values)
+    n = len(ordered)
+    if n < 2:
+        return None
+    # How often each value is in a resample.
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
+    low, high = _bounds((counts * ordered).sum(axis=1) / n)
+    return Interval(n, float(ordered.mean()), low, high)
 
 
 def ratio_of_medians_ci(

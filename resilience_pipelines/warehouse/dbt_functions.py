@@ -3,9 +3,10 @@
 What belongs here: the bridge from SQL to `trends`. What does not: any statistics, and
 the marts (`dbt/`).
 
-In SQL: `median_ci(list of double)` and `ratio_ci(list of double, list of double)` give a struct of
-`low` and `high`, or null where there is no interval. `level_changes(list of double, list of
-varchar)` gives a list of structs with the fields of `significance.Change`, their positions from 1.
+In SQL: `median_ci(list of double)`, `mean_ci(list of double)` and `ratio_ci(list of double, list of
+double)` give a struct of `low` and `high`, or null where there is no interval. `level_changes(list
+of double, list of varchar)` gives a list of structs with the fields of `significance.Change`, their
+positions from 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dbt.adapters.duckdb.plugins import BasePlugin
 from duckdb.func import FunctionNullHandling
 
 from resilience_pipelines.trends.significance import changes_of
-from resilience_pipelines.trends.statistics import Interval, median_ci, ratio_of_medians_ci
+from resilience_pipelines.trends.statistics import Interval, mean_ci, median_ci, ratio_of_medians_ci
 
 
 class Plugin(BasePlugin):
@@ -34,6 +35,9 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
     bounds = connection.struct_type({"low": "DOUBLE", "high": "DOUBLE"})
     connection.create_function(
         "median_ci", _median_ci, [values], bounds, null_handling=FunctionNullHandling.SPECIAL
+    )
+    connection.create_function(
+        "mean_ci", _mean_ci, [values], bounds, null_handling=FunctionNullHandling.SPECIAL
     )
     connection.create_function(
         "ratio_ci", _ratio_ci, [values, values], bounds, null_handling=FunctionNullHandling.SPECIAL
@@ -55,6 +59,10 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
 
 def _median_ci(values: Sequence[float] | None) -> dict[str, float] | None:
     return _bounds(median_ci(values or ()))
+
+
+def _mean_ci(values: Sequence[float] | None) -> dict[str, float] | None:
+    return _bounds(mean_ci(values or ()))
 
 
 def _ratio_ci(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from resilience_pipelines.records import (
 from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.trends.comparison import FaultTally
 from resilience_pipelines.trends.decisions import Choice, decide
-from resilience_pipelines.trends.statistics import median_ci, ratio_of_medians_ci
+from resilience_pipelines.trends.statistics import mean_ci, median_ci, ratio_of_medians_ci
 from resilience_pipelines.warehouse import transform
 from resilience_pipelines.warehouse.load import load
 from resilience_pipelines.warehouse.publish import publish
@@ -223,6 +224,8 @@ def make_records() -> list[RunRecord]:
                 factory.fault("worker_killed", 3, verdict=Verdict.FAIL),
                 factory.fault("worker_killed", 4, verdict=Verdict.INCONCLUSIVE),
                 factory.fault("worker_killed", control=True),
+                *(factory.fault("worker_hung", n) for n in range(3)),
+                factory.fault("rank_link_cut"),
                 factory.fault("weights_corrupted_tensor_bit_flip", 0, verdict=Verdict.FAIL),
             ],
         )
@@ -568,6 +571,59 @@ def test_a_fleets_figures_are_weighted_by_its_failures_and_say_what_they_cover(h
             else None
         )
         assert row["recover_s"] == (pytest.approx(expected) if weight else None)
+
+
+def test_a_fault_is_scored_by_the_time_that_it_takes_from_service(home: Home) -> None:
+    groups: dict[tuple[Any, ...], list[FaultRun]] = defaultdict(list)
+    for record in RECORDS:
+        for item in record.faults:
+            if item.effect and item.effect.proved and item.verdict in ("pass", "fail"):
+                if item.control:
+                    continue
+                name = (item.fault, item.layer, item.recovery)
+                groups[(*scope(record), *name)].append(item)
+    found = {
+        (*key(row), row["planned_fault"], row["layer"], row["recovery"]): row
+        for row in rows(home, "from fault_scores")
+    }
+    assert found.keys() == groups.keys()
+    mix = {row["fault"]: row for row in rows(home, "from failure_mix where fault is not null")}
+    scored = set()
+    for name, items in groups.items():
+        row = found[name]
+        detect = [i.time_to_detect_s for i in items if i.time_to_detect_s is not None]
+        recover = [i.time_to_recover_s for i in items if i.time_to_recover_s is not None]
+        assert (row["n"], row["n_detected"], row["n_recovered"]) == (
+            len(items), len(detect), len(recover),
+        )  # fmt: skip
+        assert row["n_pass"] == sum(item.verdict is Verdict.PASS for item in items)
+        for column, values in (("mttd", detect), ("mttr", recover)):
+            mean = math.fsum(values) / len(values) if values else None
+            assert row[f"{column}_s"] == (pytest.approx(mean) if values else None)
+            bounds = mean_ci(values)
+            assert row[f"{column}_ci_low_s"] == (pytest.approx(bounds.low) if bounds else None)
+            assert row[f"{column}_ci_high_s"] == (pytest.approx(bounds.high) if bounds else None)
+        source = mix.get(name[3])
+        for column, between_s in (
+            ("daily", 86_400),
+            ("fleet", source and 86_400 * 54 * 16_384 / source["failures"]),
+        ):
+            figures = [
+                row[f"{column}_availability_fraction{end}"] for end in ("", "_ci_low", "_ci_high")
+            ]
+            if len(recover) < len(items) or not between_s:
+                assert figures == [None] * 3
+                continue
+            bounds = mean_ci(recover)
+            times_s = [row["mttr_s"], *((bounds.high, bounds.low) if bounds else (None, None))]
+            assert figures == [
+                None
+                if time_s is None
+                else pytest.approx(between_s / (between_s + time_s), rel=1e-12)
+                for time_s in times_s
+            ]
+            scored.add(column)
+    assert scored == {"daily", "fleet"}
 
 
 def test_silent_corruption_is_counted_apart_from_what_hashes_see(home: Home) -> None:

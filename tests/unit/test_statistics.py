@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_pipelines.trends import statistics
-from resilience_pipelines.trends.statistics import Interval, median_ci, ratio_of_medians_ci
+from resilience_pipelines.trends.statistics import Interval, mean_ci, median_ci, ratio_of_medians_ci
 
 times_s = st.floats(min_value=1e-3, max_value=1e4, allow_nan=False)
 samples = st.lists(times_s, min_size=2, max_size=40)
@@ -69,6 +69,7 @@ def test_the_same_seed_gives_the_same_interval(values: list[float], seed: int) -
 @pytest.mark.parametrize("values", [[], [1.0]])
 def test_fewer_than_two_values_have_no_interval(values: list[float]) -> None:
     assert median_ci(values) is None
+    assert mean_ci(values) is None
     assert ratio_of_medians_ci(values, [1.0, 2.0]) is None
     assert ratio_of_medians_ci([1.0, 2.0], values) is None
 
@@ -77,10 +78,36 @@ def test_fewer_than_two_values_have_no_interval(values: list[float]) -> None:
 def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         median_ci([1.0, bad])
+    with pytest.raises(ValueError, match="finite"):
+        mean_ci([1.0, bad])
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
     assert median_ci([3.0] * 7) == Interval(7, 3.0, 3.0, 3.0)
+
+
+@given(samples, st.randoms(use_true_random=False))
+def test_the_interval_of_a_mean_contains_it_in_any_order(
+    values: list[float], random: object
+) -> None:
+    interval = the(mean_ci(values))
+    tolerance = 1e-9 * max(1.0, *map(abs, values))
+    assert math.isclose(interval.estimate, math.fsum(values) / len(values), rel_tol=1e-9)
+    assert min(values) - tolerance <= interval.low <= interval.estimate + tolerance
+    assert interval.estimate - tolerance <= interval.high <= max(values) + tolerance
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert mean_ci(shuffled) == interval
+
+
+def test_the_interval_of_a_mean_is_that_of_plain_resampling() -> None:
+    generator = np.random.default_rng(5)
+    values = generator.exponential(size=12)
+    means = sorted(generator.choice(values, size=12).mean() for _ in range(20_000))
+    interval = the(mean_ci(values.tolist()))
+    width = interval.high - interval.low
+    assert abs(interval.low - means[500]) < 0.05 * width
+    assert abs(interval.high - means[-500]) < 0.05 * width
 
 
 @given(samples, samples)
