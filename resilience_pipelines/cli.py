@@ -49,7 +49,9 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Measure: run a benchmark job and land its results.")
 snapshot_app = typer.Typer(help="Take, look at, check, restore and remove snapshots of workers.")
+faults_app = typer.Typer(help="Fault experiments as files of Chaos Toolkit, out and in.")
 kubernetes_app = typer.Typer(help="Jobs on a Kubernetes cluster (docs/kubernetes.md).")
+app.add_typer(faults_app, name="faults", no_args_is_help=True)
 app.add_typer(kubernetes_app, name="kubernetes", no_args_is_help=True)
 app.add_typer(run_app, name="run", no_args_is_help=True)
 app.add_typer(snapshot_app, name="snapshot", no_args_is_help=True)
@@ -245,6 +247,86 @@ def _list_faults(as_json: bool) -> None:
         for fault in CATALOGUE.values()
     ]
     _print_rows(rows, as_json)
+
+
+@faults_app.command("export")
+def faults_export(
+    faults: Annotated[
+        list[str] | None, typer.Argument(help="As in `resilience run fault`.")
+    ] = None,
+    worker: WorkerOption = "reference",
+    recoveries: Annotated[str, typer.Option(help="Ways to recover, separated by commas.")] = "",
+    repeats: Annotated[int, typer.Option(help="Experiments of each fault and recovery.")] = 1,
+    controls: Annotated[bool, typer.Option(help="Also the control arms.")] = True,
+) -> None:
+    """Print a plan as an experiment of Chaos Toolkit (JSON)."""
+    from resilience_pipelines.faults.chaostoolkit import make_experiment
+    from resilience_pipelines.faults.run import FaultPlan
+
+    plan = FaultPlan(tuple(faults or ()), tuple(_split(recoveries)), repeats, controls)
+    _print_json(make_experiment(plan, worker))
+
+
+@faults_app.command("journal")
+def faults_journal(
+    run_id: Annotated[str, typer.Argument(help="The run: the name of its landing folder.")],
+    measurement: Annotated[
+        str | None, typer.Argument(help="The experiment; may be left out where there is one.")
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Print the result of an experiment as a journal of Chaos Toolkit (JSON)."""
+    from resilience_pipelines.faults.chaostoolkit import make_journal
+    from resilience_pipelines.warehouse.landing import find_landings, read_landing
+
+    landings = {path.name: path for path in find_landings(open_home(home).landing)}
+    if run_id not in landings:
+        raise InputError(
+            "RUN_ID", run_id, "no such run has landed here", mend='`resilience query "from runs"`.'
+        )
+    record = read_landing(landings[run_id]).record
+    runs = {run.measurement_id: run for run in record.faults}
+    name = next(iter(runs)) if measurement is None and len(runs) == 1 else measurement
+    if name not in runs:
+        raise InputError(
+            "MEASUREMENT", measurement, "this run has no such fault experiment",
+            mend=f"Choose from {', '.join(runs) or 'another run'}.",
+        )  # fmt: skip
+    _print_json(make_journal(record, runs[name]))
+
+
+@faults_app.command("import")
+def faults_import(
+    file: Annotated[Path, typer.Argument(help="An experiment or a journal (JSON).")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what an experiment of Chaos Toolkit asks for, as a command. Nothing is injected."""
+    import shlex
+
+    from resilience_pipelines.faults.chaostoolkit import MAX_BYTES, read_file
+
+    imported = read_file(_read_some(file, MAX_BYTES))
+    if as_json:
+        _print_json(
+            {"specification": imported.specification(), "left_out": list(imported.left_out)}
+        )
+        return
+    out.print(shlex.join(["resilience", *imported.arguments()]), soft_wrap=True, markup=False)
+    for part in imported.left_out:
+        err.print(f"left out: {part}", markup=False)
+
+
+def _read_some(file: Path, most: int) -> bytes:
+    """A file that a user named; one byte more than is allowed shows that it is more."""
+    if not file.is_file():
+        raise InputError("FILE", str(file), "it is no file", mend="Give a readable file.")
+    try:
+        with file.open("rb") as stream:
+            return stream.read(most + 1)
+    except OSError as error:
+        raise InputError(
+            "FILE", str(file), f"it can't be read ({error.strerror})", mend="Give a readable file."
+        ) from error
 
 
 @run_app.command("compatibility")
@@ -757,15 +839,7 @@ def import_baselines(
                 mend=f"Fields: {', '.join(Baseline.model_fields)}.",
             )  # fmt: skip
         facts[name] = value
-    if not file.is_file():
-        raise InputError("FILE", str(file), "it is no file", mend="Give a readable file.")
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)  # one more than is allowed shows that it is more
-    except OSError as error:
-        raise InputError(
-            "FILE", str(file), f"it can't be read ({error.strerror})", mend="Give a readable file."
-        ) from error
+    content = _read_some(file, MAX_BYTES)
     found = FORMATS[file_format](content, Origin(source or file.name, url, facts))
     _, new = keep(open_home(home), found)
     if as_json:
