@@ -24,7 +24,7 @@ from resilience_pipelines.faults.chaostoolkit import (
 from resilience_pipelines.faults.run import FaultPlan
 from resilience_pipelines.home import open_home
 from resilience_pipelines.job_spec import FaultSpec, parse_spec
-from resilience_pipelines.records import FaultRun, RunKind, Verdict
+from resilience_pipelines.records import FaultRun, RunKind, RunRecord, Verdict
 from tests.factories import RecordFactory, land
 
 
@@ -68,6 +68,17 @@ def test_chaos_toolkit_accepts_every_fault_of_the_catalogue(valid: Any, name: st
     valid(make_experiment(FaultPlan((name,), recoveries, 3), "reference"))
 
 
+def journal_of(verdict: Verdict) -> tuple[RunRecord, FaultRun, dict[str, Any]]:
+    factory = RecordFactory(1)
+    run = factory.fault("worker_killed", verdict=verdict, recovery="warm_cache")
+    record = factory.record(RunKind.FAULT, faults=[run])
+    return record, run, json.loads(encoded(make_journal(record, run)))
+
+
+def test_chaos_toolkit_accepts_the_experiment_in_a_journal(valid: Any) -> None:
+    valid(journal_of(Verdict.FAIL)[2]["experiment"])
+
+
 @pytest.mark.parametrize(
     ("verdict", "status", "deviated"),
     [
@@ -80,20 +91,14 @@ def test_chaos_toolkit_accepts_every_fault_of_the_catalogue(valid: Any, name: st
         (Verdict.ROLLBACK_FAILED, "failed", True),
     ],
 )
-def test_a_journal_holds_the_whole_result(
-    valid: Any, verdict: Verdict, status: str, deviated: bool
-) -> None:
-    factory = RecordFactory(1)
-    run = factory.fault("worker_killed", verdict=verdict, recovery="warm_cache")
-    record = factory.record(RunKind.FAULT, faults=[run])
-    journal = json.loads(encoded(make_journal(record, run)))
+def test_a_journal_holds_the_whole_result(verdict: Verdict, status: str, deviated: bool) -> None:
+    record, run, journal = journal_of(verdict)
     assert (journal["status"], journal["deviated"]) == (status, deviated)
     (activity,) = journal["run"]
     assert FaultRun.model_validate(activity["output"]) == run
     assert activity["status"] == ("succeeded" if verdict is Verdict.PASS else "failed")
     elapsed = datetime.fromisoformat(journal["end"]) - datetime.fromisoformat(journal["start"])
     assert elapsed.total_seconds() == pytest.approx(journal["duration"], abs=1e-5)
-    valid(journal["experiment"])
     (extension,) = journal["experiment"]["extensions"]
     assert (extension["run_id"], extension["verdict"]) == (record.run_id, verdict.value)
     assert read_file(encoded(journal)).plan.faults == ("worker_killed",)
