@@ -98,6 +98,8 @@ def load(
     with open_warehouse(home.warehouse, lock_wait_s=lock_wait_s) as connection:
         try:
             migrate(connection)
+            # Samples have no order but their time; keeping that of the files costs a third more.
+            connection.execute("set preserve_insertion_order = false")
             loader = _Loader(connection)
             for source in sources:
                 for folder in find_landings(source.absolute()):
@@ -123,6 +125,24 @@ class _Rejected:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A landing folder that was verified, with its rows by table."""
+
+    landed: LandedRun
+    rows: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, landed: LandedRun) -> _Taken:
+        rows = record_rows(
+            landed.record,
+            folder=str(landed.folder),
+            run_file_sha256=landed.run_file_sha256,
+            loaded_at=datetime.now(UTC),
+        )
+        return cls(landed, rows | {"stacks": stack_rows(landed.record)})
+
+
 class _Loader:
     """One pass over landing folders."""
 
@@ -131,7 +151,7 @@ class _Loader:
         self.already: list[Path] = []
         self.rejected: list[tuple[Path, str]] = []
         self._connection = connection
-        self._batch: list[tuple[LandedRun, dict[str, pl.DataFrame]]] = []
+        self._batch: list[_Taken] = []
         self._batch_bytes = 0
         self._new_rejected: list[_Rejected] = []
         self._schemas = {
@@ -167,17 +187,16 @@ class _Loader:
             if seen is not None:
                 self._take_copy(folder, seen)
                 return
-            landed = read_landing(folder)
-            frames = self._frames(landed)
+            taken = _Taken.of(read_landing(folder))
         except CorruptError as error:
             self._reject(folder, fingerprint, str(error))
         except StorageError as error:
             # Whether it can be read may change with nothing about the folder changing.
             self._reject(folder, None, str(error))
         else:
-            self._seen[folder.name] = _Seen(str(folder), landed.run_file_sha256)
-            self._batch.append((landed, frames))
-            self._batch_bytes += landed.run_file_bytes
+            self._seen[folder.name] = _Seen(str(folder), taken.landed.run_file_sha256)
+            self._batch.append(taken)
+            self._batch_bytes += taken.landed.run_file_bytes
             if len(self._batch) >= BATCH_RUNS or self._batch_bytes >= BATCH_BYTES:
                 self.flush()
 
@@ -186,52 +205,62 @@ class _Loader:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         try:
             self._insert(batch)
-        except duckdb.Error as error:
+        except (duckdb.Error, _UnfitError) as error:
             if _ends_all(error):
                 raise
             for item in batch:
                 self._insert_alone(item)
         self._write_rejected()
 
-    def _insert_alone(self, item: tuple[LandedRun, dict[str, pl.DataFrame]]) -> None:
-        landed = item[0]
+    def _insert_alone(self, item: _Taken) -> None:
+        landed = item.landed
         try:
             self._insert([item])
-        except duckdb.Error as error:
+        except (duckdb.Error, _UnfitError) as error:
             if _ends_all(error):
                 raise
             del self._seen[landed.record.run_id]
             reason = f"{landed.folder}: it can't be inserted: {str(error).splitlines()[0]}"
             self._reject(landed.folder, _fingerprint(landed.folder), reason)
 
-    def _insert(self, batch: Sequence[tuple[LandedRun, dict[str, pl.DataFrame]]]) -> None:
+    def _insert(self, batch: Sequence[_Taken]) -> None:
         if not batch:
             return
+        # One frame for each table and one read of all Parquet files: a thousand runs with a few
+        # rows each, or some with millions of samples, cost what their rows cost.
+        frames = {
+            table: _frame(table, [row for item in batch for row in item.rows[table]], schema)
+            for table, schema in self._schemas.items()
+        }
+        samples = [str(item.landed.samples) for item in batch if item.landed.samples is not None]
         connection = self._connection
         connection.execute("begin")
         try:
             for table in RECORD_TABLES:
-                frame = pl.concat([frames[table] for _, frames in batch])
-                if len(frame):
-                    self._append(f"raw.{table}", frame)
-            stacks = pl.concat([frames["stacks"] for _, frames in batch]).unique("stack_key")
+                if len(frames[table]):
+                    self._append(f"raw.{table}", frames[table])
+            stacks = frames["stacks"].unique("stack_key")
             self._append("raw.stacks", stacks, on_conflict="on conflict do nothing")
-            for landed, _ in batch:
-                if landed.samples is not None:
-                    connection.execute(
-                        "insert into raw.samples by name select ?::varchar as run_id, * "
-                        "from read_parquet(?, hive_partitioning = false)",
-                        # The function takes patterns; this path is to be taken as it is.
-                        [landed.record.run_id, escape(str(landed.samples))],
-                    )
-            folders = [str(landed.folder) for landed, _ in batch]
+            if samples:
+                self._append_samples(samples)
+            folders = [str(item.landed.folder) for item in batch]
             known = [folder for folder in folders if folder in self._rejected_before]
             self._forget(known)
             connection.execute("commit")
         except BaseException:
             _roll_back(connection)
             raise
-        self.loaded += [landed.folder for landed, _ in batch]
+        self.loaded += [item.landed.folder for item in batch]
+
+    def _append_samples(self, paths: Sequence[str]) -> None:
+        self._connection.execute(
+            # A landing folder has the name of its run: `read_landing` refuses others.
+            "insert into raw.samples by name "
+            "select * exclude (filename), string_split(filename, '/')[-2] as run_id "
+            "from read_parquet(?, hive_partitioning = false, filename = true)",
+            # The function takes patterns; these paths are to be taken as they are.
+            [[escape(path) for path in paths]],
+        )
 
     def _append(self, table: str, frame: pl.DataFrame, on_conflict: str = "") -> None:
         self._connection.register("new_rows", frame)
@@ -241,19 +270,6 @@ class _Loader:
             )
         finally:
             self._connection.unregister("new_rows")
-
-    def _frames(self, landed: LandedRun) -> dict[str, pl.DataFrame]:
-        rows = record_rows(
-            landed.record,
-            folder=str(landed.folder),
-            run_file_sha256=landed.run_file_sha256,
-            loaded_at=datetime.now(UTC),
-        )
-        rows["stacks"] = stack_rows(landed.record)
-        return {
-            table: _frame(landed.folder, table, rows[table], schema)
-            for table, schema in self._schemas.items()
-        }
 
     def _take_copy(self, folder: Path, seen: _Seen) -> None:
         """A second folder of a run: fine when it is a copy."""
@@ -283,15 +299,16 @@ class _Loader:
             )
 
 
-def _frame(
-    folder: Path, table: str, rows: Sequence[dict[str, Any]], schema: pl.Schema
-) -> pl.DataFrame:
+class _UnfitError(Exception):
+    """Rows have a value that no column of their table can hold."""
+
+
+def _frame(table: str, rows: Sequence[dict[str, Any]], schema: pl.Schema) -> pl.DataFrame:
     try:
         return pl.DataFrame(rows, schema=schema, orient="row", strict=True)
     except (pl.exceptions.PolarsError, OverflowError, TypeError) as error:
-        raise CorruptError(
-            f"{folder}: a value is outside what column types of raw.{table} hold ({error}).",
-            mend="Remove the folder; a job can't have measured this.",
+        raise _UnfitError(
+            f"a value is outside what column types of raw.{table} hold ({error})"
         ) from error
 
 
@@ -309,7 +326,7 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _ends_all(error: duckdb.Error) -> bool:
+def _ends_all(error: Exception) -> bool:
     """Whether an error is about the warehouse and not about the rows."""
     return isinstance(error, duckdb.FatalException | duckdb.InternalException) or is_full(
         str(error)
