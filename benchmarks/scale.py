@@ -1,6 +1,7 @@
 """Scale: landing folders from a seed, and what loading, building and showing them takes.
 
-    python benchmarks/scale.py [--runs 400] [--samples 25000] [--seed 1] [--keep FOLDER]
+    python benchmarks/scale.py [--runs 400] [--samples 25000] [--stacks 50] [--seed 1]
+        [--keep FOLDER]
 
 Makes `--runs` start-up runs of `--samples` samples each, labelled simulated, on stacks that follow
 one another; one run in twenty is of faults and has no samples. Then loads them, builds the marts,
@@ -35,7 +36,6 @@ from resilience_pipelines.stack import Stack
 from resilience_pipelines.warehouse.landing import RUN_FILE, SAMPLES_FILE, landing_date
 from tests.factories import RecordFactory, make_stack
 
-STACKS = 50
 FAULTS_EVERY = 20
 SERIES = (("worker_resident_memory", "bytes", 1e9), ("worker_cpu", "s", 40.0))
 DEADLINE_S = 3600.0
@@ -82,11 +82,11 @@ def write(landing: Path, record: RunRecord, samples: pl.DataFrame | None) -> Non
     (folder / RUN_FILE).write_text(text)
 
 
-def generate(landing: Path, runs: int, samples: int, seed: int) -> dict[str, int]:
+def generate(landing: Path, runs: int, samples: int, seed: int, stack_count: int) -> dict[str, int]:
     """Write all landing folders; returns how many of what they hold."""
     factory = RecordFactory(seed)
     random = np.random.default_rng(seed)
-    chain = stacks(min(STACKS, runs))
+    chain = stacks(min(stack_count, runs))
     made = {"runs": 0, "starts": 0, "experiments": 0, "samples": 0}
     for index in range(runs):
         stack = chain[index * len(chain) // runs]
@@ -134,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--samples", type=int, default=25_000, help="of each start-up run")
+    parser.add_argument("--stacks", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the data home, which then stays")
     parser.add_argument("--generate-only", action="store_true")
@@ -141,10 +142,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         home = open_home(options.keep or temporary)
         begin = time.monotonic()
-        made = generate(home.landing, options.runs, options.samples, options.seed)
+        made = generate(home.landing, options.runs, options.samples, options.seed, options.stacks)
         report: dict[str, Any] = {
             "basis": "simulated",
             "cpus": os.cpu_count(),
+            "stacks": options.stacks,
             **made,
             "generate_s": round(time.monotonic() - begin, 1),
         }

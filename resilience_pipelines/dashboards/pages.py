@@ -162,7 +162,7 @@ def render(
         view, part = _scope(f"s{place}", scope, published)
         part_bytes = len(inline_json(part).encode())
         if views and used + part_bytes > DATA_BUDGET_BYTES:
-            continue
+            break  # the older ones are listed only, so none of them is drawn to be thrown away
         used += part_bytes
         views.append(view)
         store["charts"].update(part["charts"])

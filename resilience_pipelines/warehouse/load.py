@@ -10,6 +10,7 @@ is looked at again once it has changed; it never keeps another one from being lo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -315,12 +316,11 @@ def _frame(table: str, rows: Sequence[dict[str, Any]], schema: pl.Schema) -> pl.
 def _fingerprint(folder: Path) -> str:
     """What changes when a file of the folder is replaced, added, removed or given other rights."""
     facts: list[tuple[str, int, int, int]] = []
-    for path in (folder, *folder.glob("*"), *folder.glob(".*")):
-        try:
-            status = path.lstat()
-        except OSError:
-            continue
-        facts.append((path.name, status.st_ino, status.st_size, status.st_ctime_ns))
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for path in (folder, *map(Path, entries)):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                facts.append((path.name, status.st_ino, status.st_size, status.st_ctime_ns))
     # Another release may read what this one can't.
     text = json.dumps([__version__, sorted(facts)])
     return hashlib.sha256(text.encode()).hexdigest()
