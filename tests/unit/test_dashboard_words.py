@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,3 +79,10 @@ def test_what_is_not_measured_is_named_as_such() -> None:
 def test_a_machine_of_unknown_size_is_not_given_one() -> None:
     assert words.hardware({"gpu_sku": "H200", "gpu_count": None}) == "H200"
     assert words.hardware({}) == "CPU of unknown model"
+
+
+def test_the_documented_glossary_is_the_one_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    assert re.findall(r"^\*\*(.+?)\.\*\* (.+)$", page, re.MULTILINE) == [
+        (term.word, term.meaning) for term in words.GLOSSARY
+    ]
