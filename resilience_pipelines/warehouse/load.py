@@ -99,7 +99,7 @@ def load(
     with open_warehouse(home.warehouse, lock_wait_s=lock_wait_s) as connection:
         try:
             migrate(connection)
-            # Samples have no order but their time; keeping that of the files costs a third more.
+            # Publishing puts rows in order; keeping that of the files here costs a third more.
             connection.execute("set preserve_insertion_order = false")
             loader = _Loader(connection)
             for source in sources:

@@ -33,6 +33,9 @@ from resilience_pipelines.warehouse.macros import macros
 STORAGE_VERSION: Final = "v1.0.0"
 """The oldest DuckDB that reads the published file: analysts' tools are older than ours."""
 
+SORT_MEMORY: Final = "2GiB"
+"""What putting a table in order may hold in memory; the rest of a larger table goes to disk."""
+
 _WORK_PREFIX = ".publishing-"
 _MEND_BUILD = "Load results and build the marts first: `resilience load`."
 
@@ -91,6 +94,7 @@ def publish(home: Home, *, parquet: bool = False, lock_wait_s: float = LOCK_WAIT
 def _copy(warehouse: Path, copy: Path, deadline: float) -> list[_Mart]:
     with duckdb.connect(":memory:") as connection:
         connection.execute(f"set temp_directory = {_text(copy.with_suffix('.spill'))}")
+        connection.execute(f"set memory_limit = {_text(SORT_MEMORY)}")
         when_unlocked(
             lambda: connection.execute(f"attach {_text(warehouse)} as warehouse (read_only)"),
             warehouse,
@@ -105,7 +109,9 @@ def _copy(warehouse: Path, copy: Path, deadline: float) -> list[_Mart]:
         connection.execute("begin")
         for mart in marts:
             name = _name(mart.name)
-            connection.execute(f"create table published.main.{name} as from warehouse.main.{name}")
+            connection.execute(
+                f"create table published.main.{name} as from warehouse.main.{name} order by all"
+            )
             if mart.comment:
                 connection.execute(
                     f"comment on table published.main.{name} is {_text(mart.comment)}"

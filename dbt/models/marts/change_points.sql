@@ -2,6 +2,8 @@
 -- name stays when more points come; where no known dimension differs, by its moment too.
 -- Every right start is a point of its series. A change is put down to what differs between the two
 -- stacks at its place or, since a place can be off by one, right beside it.
+{% set in_time = 'order by starts.started_at, starts.run_id, starts.measurement_id' -%}
+
 with series as (
     select
         starts.worker,
@@ -11,10 +13,10 @@ with series as (
         stacks.model,
         starts.arm,
         starts.variant,
-        list(starts.total_s order by starts.started_at, starts.measurement_id) as totals_s,
-        list(starts.run_id order by starts.started_at, starts.measurement_id) as runs,
-        list(starts.stack_key order by starts.started_at, starts.measurement_id) as keys,
-        list(starts.started_at order by starts.started_at, starts.measurement_id) as moments
+        list(starts.total_s {{ in_time }}) as totals_s,
+        list(starts.run_id {{ in_time }}) as runs,
+        list(starts.stack_key {{ in_time }}) as keys,
+        list(starts.started_at {{ in_time }}) as moments
     from {{ ref('startup_measurements') }} as starts
     inner join {{ ref('stacks') }} as stacks using (stack_key)
     where starts.result = 'right'

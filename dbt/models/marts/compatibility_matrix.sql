@@ -9,19 +9,19 @@ select
     stack_key,
     hardware_label,
     software_label,
-    any_value(differing_dimensions) as differing_dimensions,
+    any_value(differing_dimensions order by run_id, measurement_id) as differing_dimensions,
     count(*) as n,
     count(*) filter (where outcome = 'ok') as n_ok,
     count(*) filter (where outcome = 'failed') as n_failed,
     bool_and(predicted_compatible) as predicted_compatible,
-    mode(reason_code) as reason_code,
+    mode(reason_code order by run_id, measurement_id) as reason_code,
     case
         when bool_and(predicted_compatible) and n_failed > 0 then 'too_lax'
         when not bool_and(predicted_compatible) and n_failed = 0 then 'too_strict'
         else 'right'
     end as gate,
     median(elapsed_s) as median_elapsed_s,
-    sum(wasted_gpu_s) as wasted_gpu_s,
+    sum(wasted_gpu_s order by run_id, measurement_id) as wasted_gpu_s,
     max(started_at) as last_at
 from {{ ref('compatibility_trials') }}
 group by all

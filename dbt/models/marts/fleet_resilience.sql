@@ -35,9 +35,11 @@ select
     any_value(software_label) as software_label,
     sum(n)::bigint as n,
     list(cause order by share desc, cause) as causes,
-    sum(share) as covered_fraction,
-    sum(share * pass_fraction) / sum(share) as pass_fraction,
-    sum(share * detect_s) / sum(share) filter (where detect_s is not null) as detect_s,
-    sum(share * recover_s) / sum(share) filter (where recover_s is not null) as recover_s
+    sum(share order by cause) as covered_fraction,
+    sum(share * pass_fraction order by cause) / sum(share order by cause) as pass_fraction,
+    sum(share * detect_s order by cause)
+        / sum(share order by cause) filter (where detect_s is not null) as detect_s,
+    sum(share * recover_s order by cause)
+        / sum(share order by cause) filter (where recover_s is not null) as recover_s
 from judged
 group by worker, basis, stack_key

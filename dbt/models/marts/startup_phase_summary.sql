@@ -8,7 +8,7 @@ with by_start as (
         phase,
         run_id,
         measurement_id,
-        sum(duration_s) as duration_s,
+        sum(duration_s order by position_in_start) as duration_s,
         min(position_in_start) as position_in_start
     from {{ ref('startup_phases') }}
     where result = 'right' and variant is null

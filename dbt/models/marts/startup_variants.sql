@@ -11,8 +11,8 @@ with grouped as (
         count(*) filter (where result = 'not_checked') as n_not_checked,
         count(*) filter (where result = 'unsupported') as n_unsupported,
         list(total_s) filter (where result = 'right') as totals_s,
-        avg(unaccounted_s / nullif(total_s, 0)) filter (where result = 'right')
-            as mean_unaccounted_fraction,
+        avg(unaccounted_s / nullif(total_s, 0) order by run_id, measurement_id)
+            filter (where result = 'right') as mean_unaccounted_fraction,
         min(started_at) as first_started_at,
         max(started_at) as last_started_at
     from {{ ref('startup_measurements') }}
