@@ -1,8 +1,11 @@
 """Read what the dashboard shows from the published DuckDB file into typed, immutable rows.
 
-What belongs here: one model per table that the page reads, the reading, and the cut of it by
-worker, basis and stack (a `Scope`), because results of two scopes are never mixed. What does not:
-any figure computed from measurements (the dbt marts do that), words and markup.
+What belongs here: one model per table or count that the page reads, the reading, and the cut of
+it by worker, basis and stack (a `Scope`), because results of two scopes are never mixed. What does
+not: words and markup, and any figure with an interval (the dbt marts have those).
+
+However many runs there are, what is held in memory is bounded: DuckDB counts and takes medians over
+all rows, and single rows are read of the newest scopes alone, the newest of each kind.
 """
 
 from __future__ import annotations
@@ -11,17 +14,29 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 import duckdb
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
-from resilience_pipelines.records import Basis, CriuStatistics, Verdict
+from resilience_pipelines.records import Arm, Basis, CriuStatistics, Outcome, Verdict
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.trends.decisions import Choice
+
+MOST_DETAILED: Final = 40
+"""Scopes of which single rows are read; of those beyond, counts and summaries."""
+READ_STARTS: Final = 100
+"""Single starts of each arm, variant and result of a scope."""
+MOST_EXPERIMENTS: Final = 120
+"""Single experiments of each verdict of a scope, and as many control arms."""
+READ_TIMES: Final = 20
+"""Single experiments of each fault, layer and recovery of a scope."""
+READ_SNAPSHOTS: Final = 120
+"""Single snapshots of a scope."""
+READ_RUNS: Final = 300
+"""Single runs of a scope."""
 
 # Controls and bidirectional overrides can hide or reorder what a reader sees; line ends may stay.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -81,13 +96,31 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Object = Annotated[dict[str, Any], BeforeValidator(_object)]
 
 
+_SCOPE = "worker, basis, stack_key"
+
+
+def _newest(most: int, *of_each: str) -> str:
+    """The clause that takes the newest rows of each detailed scope, or of each group in it."""
+    groups = ", ".join((_SCOPE, *of_each))
+    return (
+        f"semi join detailed using ({_SCOPE}) qualify row_number() over "
+        f"(partition by {groups} order by started_at desc, run_id, measurement_id) <= {most}"
+    )
+
+
 class Row(BaseModel):
-    """Base of a row: reads exactly the columns that it names from the table that it names."""
+    """Base of a row: reads exactly the columns that it names from the table that it names.
+
+    `EXPRESSIONS` has the SQL of fields that are no column, and `CLAUSE` what stands between the
+    table and the order.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     TABLE: ClassVar[str]
-    ORDER: ClassVar[str]
+    ORDER: ClassVar[str] = "all"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {}
+    CLAUSE: ClassVar[str] = ""
 
 
 class ScopedRow(Row):
@@ -115,11 +148,35 @@ class StackRow(Row):
     dimensions: dict[str, Text | int | None]
 
 
+class RunFactsRow(ScopedRow):
+    """All jobs that one release of the platform ran and that could not do the same parts."""
+
+    TABLE: ClassVar[str] = "runs"
+    ORDER: ClassVar[str] = "last_started_at desc, platform_version, platform_commit, unsupported"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {
+        "n": "count(*)",
+        "first_started_at": "min(started_at)",
+        "last_started_at": "max(started_at)",
+    }
+    CLAUSE: ClassVar[str] = "group by all"
+
+    platform_version: Text | None
+    platform_commit: Text | None
+    unsupported: Object
+    n: int
+    first_started_at: AwareDatetime
+    last_started_at: AwareDatetime
+
+
 class RunRow(ScopedRow):
     """One job."""
 
     TABLE: ClassVar[str] = "runs"
     ORDER: ClassVar[str] = "started_at desc, run_id"
+    CLAUSE: ClassVar[str] = (
+        f"semi join detailed using ({_SCOPE}) qualify row_number() over "
+        f"(partition by {_SCOPE} order by started_at desc, run_id) <= {READ_RUNS}"
+    )
 
     run_id: Text
     kind: Text
@@ -147,11 +204,101 @@ class CriuColumns(Row):
     criu_pages_skipped_cow: int | None
     criu_pages_restored: int | None
 
-    def criu(self) -> CriuStatistics:
-        """The same statistics as the record holds them."""
-        return CriuStatistics(
-            **{name: getattr(self, f"criu_{name}") for name in CriuStatistics.model_fields}
-        )
+
+class CriuSummaryRow(ScopedRow):
+    """CRIU's statistics over all dumps or restores of a scope, by `CriuStatistics`' names."""
+
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {
+        "n": "count(*)",
+        **{
+            field: "{"
+            + ", ".join(f"{name}: {of}(criu_{name})" for name in CriuStatistics.model_fields)
+            + "}"
+            for field, of in (("medians", "median"), ("known", "count"))
+        },
+    }
+
+    n: int
+    medians: dict[str, float | None]
+    known: dict[str, int]
+    """How many rows hold the statistic."""
+
+
+class RestoreRow(CriuSummaryRow):
+    """All right restores."""
+
+    TABLE: ClassVar[str] = "startup_measurements"
+    CLAUSE: ClassVar[str] = f"where arm = '{Arm.RESTORE}' and result = 'right' group by all"
+
+
+class DumpRow(CriuSummaryRow):
+    """All snapshots that came out."""
+
+    TABLE: ClassVar[str] = "snapshots"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {
+        **CriuSummaryRow.EXPRESSIONS, "n_timed": "count(total_s)", "median_s": "median(total_s)",
+    }  # fmt: skip
+    CLAUSE: ClassVar[str] = f"where outcome = '{Outcome.OK}' group by all"
+
+    n_timed: int
+    median_s: float | None
+
+
+class DumpPhaseRow(ScopedRow):
+    """One phase of all snapshots that came out."""
+
+    TABLE: ClassVar[str] = "snapshot_phases"
+    ORDER: ClassVar[str] = "first_start_s, phase"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {
+        **{name: f"snapshots.{name}" for name in ("worker", "basis", "stack_key")},
+        "n": "count(*)",
+        "median_s": "median(duration_s)",
+        "first_start_s": "min(coalesce(start_s, 0))",
+    }
+    CLAUSE: ClassVar[str] = (
+        "join snapshots using (run_id, measurement_id) "
+        f"where snapshots.outcome = '{Outcome.OK}' and duration_s is not null group by all"
+    )
+
+    phase: Text
+    n: int
+    median_s: float
+    first_start_s: float
+
+
+class StartCountRow(ScopedRow):
+    """How many starts ended alike."""
+
+    TABLE: ClassVar[str] = "startup_measurements"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {"n": "count(*)", "timed": "total_s > 0"}
+    CLAUSE: ClassVar[str] = "group by all"
+
+    arm: Text
+    variant: Text | None
+    result: Text
+    reason_code: Text | None
+    oracle_verdict: Text | None
+    page_cache_found: Text | None
+    timed: bool | None
+    """Whether they have a time."""
+    n: int
+
+
+class ThroughputRow(ScopedRow):
+    """What right starts of one arm and variant keep of the throughput from before, as a median."""
+
+    TABLE: ClassVar[str] = "startup_measurements"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {
+        "kept_fraction": "median(throughput_tokens_per_s / throughput_before_tokens_per_s)"
+    }
+    CLAUSE: ClassVar[str] = (
+        "where result = 'right' and throughput_tokens_per_s is not null "
+        "and throughput_before_tokens_per_s <> 0 group by all"
+    )
+
+    arm: Text
+    variant: Text | None
+    kept_fraction: float
 
 
 class StartupRow(ScopedRow, CriuColumns):
@@ -159,6 +306,7 @@ class StartupRow(ScopedRow, CriuColumns):
 
     TABLE: ClassVar[str] = "startup_measurements"
     ORDER: ClassVar[str] = "started_at, run_id, measurement_id"
+    CLAUSE: ClassVar[str] = _newest(READ_STARTS, "arm", "variant", "result")
 
     run_id: Text
     measurement_id: Text
@@ -306,11 +454,26 @@ class CompatibilityRow(ScopedRow):
     wasted_gpu_s: float
 
 
+class SnapshotCountRow(ScopedRow):
+    """How many attempts to take a snapshot ended alike."""
+
+    TABLE: ClassVar[str] = "snapshots"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {"n": "count(*)"}
+    CLAUSE: ClassVar[str] = "group by all"
+
+    snapshot_engine: Text | None
+    outcome: Text
+    reason_code: Text | None
+    source_serving_after: bool | None
+    n: int
+
+
 class SnapshotRow(ScopedRow, CriuColumns):
     """One attempt to take a snapshot."""
 
     TABLE: ClassVar[str] = "snapshots"
     ORDER: ClassVar[str] = "started_at desc, run_id, measurement_id"
+    CLAUSE: ClassVar[str] = _newest(READ_SNAPSHOTS)
 
     run_id: Text
     measurement_id: Text
@@ -327,17 +490,33 @@ class SnapshotRow(ScopedRow, CriuColumns):
     source_serving_after: bool | None
 
 
-class SnapshotPhaseRow(Row):
-    """One phase of one snapshot."""
+class FaultCountRow(ScopedRow):
+    """How many experiments ended alike."""
 
-    TABLE: ClassVar[str] = "snapshot_phases"
-    ORDER: ClassVar[str] = "run_id, measurement_id, start_s"
+    TABLE: ClassVar[str] = "fault_runs"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {"n": "count(*)"}
+    CLAUSE: ClassVar[str] = "group by all"
 
-    run_id: Text
-    measurement_id: Text
-    phase: Text
-    start_s: float | None
-    duration_s: float | None
+    planned_fault: Text
+    control: bool
+    verdict: Text
+    reason_code: Text | None
+    oracle_verdict: Text | None
+    n: int
+
+
+class CleanControlsRow(ScopedRow):
+    """Control arms that passed and in which no detector reported anything."""
+
+    TABLE: ClassVar[str] = "fault_runs"
+    EXPRESSIONS: ClassVar[Mapping[str, str]] = {"n": "count(*)"}
+    CLAUSE: ClassVar[str] = (
+        f"where control and verdict = '{Verdict.PASS}' and not exists ("  # noqa: S608
+        "select 1 from fault_detections as seen where seen.run_id = fault_runs.run_id "
+        "and seen.measurement_id = fault_runs.measurement_id and seen.detected) group by all"
+    )
+
+    n: int
 
 
 class FaultRow(ScopedRow):
@@ -345,6 +524,11 @@ class FaultRow(ScopedRow):
 
     TABLE: ClassVar[str] = "fault_runs"
     ORDER: ClassVar[str] = "started_at desc, run_id, measurement_id"
+    CLAUSE: ClassVar[str] = (
+        _newest(MOST_EXPERIMENTS, "verdict", "control") + " or row_number() over (partition by "
+        f"{_SCOPE}, planned_fault, layer, recovery, control "
+        f"order by started_at desc, run_id, measurement_id) <= {READ_TIMES}"
+    )
 
     run_id: Text
     measurement_id: Text
@@ -376,6 +560,7 @@ class DetectionRow(Row):
 
     TABLE: ClassVar[str] = "fault_detections"
     ORDER: ClassVar[str] = "run_id, measurement_id, detector"
+    CLAUSE: ClassVar[str] = "semi join experiments using (run_id, measurement_id)"
 
     run_id: Text
     measurement_id: Text
@@ -395,6 +580,7 @@ class EventRow(Row):
 
     TABLE: ClassVar[str] = "fault_events"
     ORDER: ClassVar[str] = "run_id, measurement_id, at_s"
+    CLAUSE: ClassVar[str] = "semi join experiments using (run_id, measurement_id)"
 
     run_id: Text
     measurement_id: Text
@@ -466,19 +652,29 @@ class QualityRow(ScopedRow):
 _R = TypeVar("_R", bound=Row)
 _S = TypeVar("_S", bound=ScopedRow)
 
+ScopeKey = tuple[str, str, str]
+"""worker, basis and stack_key."""
+
 MeasurementKey = tuple[str, str]
 """run_id and measurement_id."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Everything that one worker, on one basis, showed on one stack."""
+    """Everything that one worker, on one basis, showed on one stack.
+
+    Counts and summaries are over all rows; `runs`, `startups`, `snapshots` and `faults` hold the
+    newest ones (`READ_...`, `MOST_EXPERIMENTS`), and none where there are many newer scopes.
+    """
 
     worker: str
     basis: str
     stack: StackRow
+    run_facts: tuple[RunFactsRow, ...]
     runs: tuple[RunRow, ...]
+    start_counts: tuple[StartCountRow, ...]
     startups: tuple[StartupRow, ...]
+    throughputs: tuple[ThroughputRow, ...]
     variants: tuple[VariantRow, ...]
     phase_summary: tuple[PhaseSummaryRow, ...]
     speedups: tuple[SpeedupRow, ...]
@@ -486,8 +682,12 @@ class Scope:
     """The whole series that this scope is part of: the same machine, model, worker and basis."""
     change_points: tuple[ChangePointRow, ...]
     """The changes of level in that series, the newest first; none that somebody muted."""
+    snapshot_counts: tuple[SnapshotCountRow, ...]
     snapshots: tuple[SnapshotRow, ...]
-    snapshot_phases: tuple[SnapshotPhaseRow, ...]
+    dumps: DumpRow | None
+    dump_phases: tuple[DumpPhaseRow, ...]
+    restores: RestoreRow | None
+    fault_counts: tuple[FaultCountRow, ...]
     faults: tuple[FaultRow, ...]
     clean_controls: int
     """Control arms that passed and in which no detector reported anything."""
@@ -498,7 +698,7 @@ class Scope:
     quality: tuple[QualityRow, ...]
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> ScopeKey:
         """Worker, basis and stack key: what sets one scope apart from another."""
         return (self.worker, self.basis, self.stack.stack_key)
 
@@ -507,15 +707,34 @@ class Scope:
         """One row per arm: the starts that no variant sets apart."""
         return tuple(row for row in self.variants if row.variant is None)
 
-    @cached_property
+    @property
+    def n_runs(self) -> int:
+        """How many runs there are."""
+        return sum(row.n for row in self.run_facts)
+
+    @property
+    def n_experiments(self) -> int:
+        """How many experiments there are, control arms among them."""
+        return sum(row.n for row in self.fault_counts)
+
+    @property
+    def n_controls(self) -> int:
+        """How many control arms there are."""
+        return sum(row.n for row in self.fault_counts if row.control)
+
+    @property
     def last_measured_at(self) -> AwareDatetime:
         """When the newest run of this scope started."""
-        return max((run.started_at for run in self.runs), default=self.stack.last_measured_at)
+        return max(
+            (row.last_started_at for row in self.run_facts), default=self.stack.last_measured_at
+        )
 
-    @cached_property
+    @property
     def first_measured_at(self) -> AwareDatetime:
         """When the oldest run of this scope started."""
-        return min((run.started_at for run in self.runs), default=self.stack.first_measured_at)
+        return min(
+            (row.first_started_at for row in self.run_facts), default=self.stack.first_measured_at
+        )
 
 
 @dataclass(frozen=True)
@@ -563,85 +782,151 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
     def read(model: type[_R]) -> tuple[_R, ...]:
         return _read(connection, published, model)
 
-    stacks = {row.stack_key: row for row in _read_stacks(connection, published)}
-    runs, startups, variants = read(RunRow), read(StartupRow), read(VariantRow)
-    phases, speedups, trend = read(PhaseSummaryRow), read(SpeedupRow), read(TrendRow)
-    snapshots, snapshot_phases = read(SnapshotRow), read(SnapshotPhaseRow)
-    faults, fault_summary = read(FaultRow), read(FaultSummaryRow)
-    coverage, quality = read(CoverageRow), read(QualityRow)
-    change_points = [row for row in read(ChangePointRow) if row.decision != Choice.MUTED]
-    compatibility = read(CompatibilityRow)
+    def by_scope(model: type[_S]) -> _ByScope[_S]:
+        return _ByScope(read(model))
 
-    events, detections = _by_measurement(read(EventRow)), _by_measurement(read(DetectionRow))
-    scopes = []
-    for worker, basis, stack_key in sorted({_scope_key(row) for row in (*runs, *quality)}):
-        if stack_key not in stacks:
-            raise CorruptError(
-                f"{published}: stack {stack_key} has runs but is not in table `stacks`.",
-                mend="Build and publish it again: `resilience publish`.",
-            )
-        key = (worker, basis, stack_key)
-        series = {_series_key(row) for row in trend if _scope_key(row) == key}
-        own_snapshots = _of(snapshots, key)
-        taken = {(row.run_id, row.measurement_id) for row in own_snapshots}
-        own_faults = _of(faults, key)
-        scopes.append(
+    stacks = {row.stack_key: row for row in _read_stacks(connection, published)}
+    run_facts, quality = by_scope(RunFactsRow), by_scope(QualityRow)
+    keys = _first_to_open({*run_facts.keys, *quality.keys}, run_facts, stacks, published)
+
+    start_counts, throughputs = by_scope(StartCountRow), by_scope(ThroughputRow)
+    variants, phases, speedups = (
+        by_scope(VariantRow),
+        by_scope(PhaseSummaryRow),
+        by_scope(SpeedupRow),
+    )
+    snapshot_counts, fault_counts = by_scope(SnapshotCountRow), by_scope(FaultCountRow)
+    dumps, dump_phases, restores = by_scope(DumpRow), by_scope(DumpPhaseRow), by_scope(RestoreRow)
+    fault_summary, coverage = by_scope(FaultSummaryRow), by_scope(CoverageRow)
+    clean_controls, compatibility = by_scope(CleanControlsRow), read(CompatibilityRow)
+    change_points = [row for row in read(ChangePointRow) if row.decision != Choice.MUTED]
+    series = _Series(read(TrendRow), change_points)
+
+    _choose(connection, published)
+    runs, startups = by_scope(RunRow), by_scope(StartupRow)
+    snapshots, faults = by_scope(SnapshotRow), by_scope(FaultRow)
+
+    return Published(
+        scopes=tuple(
             Scope(
-                worker=worker,
-                basis=basis,
-                stack=stacks[stack_key],
-                runs=_of(runs, key),
-                startups=_of(startups, key),
-                variants=_of(variants, key),
-                phase_summary=_of(phases, key),
-                speedups=_of(speedups, key),
-                trend=tuple(row for row in trend if _series_key(row) in series),
-                change_points=tuple(row for row in change_points if _series_key(row) in series),
-                snapshots=own_snapshots,
-                snapshot_phases=tuple(
-                    row for row in snapshot_phases if (row.run_id, row.measurement_id) in taken
-                ),
-                faults=own_faults,
-                clean_controls=sum(_is_clean(row, detections) for row in own_faults if row.control),
-                fault_summary=_of(fault_summary, key),
-                coverage=_of(coverage, key),
+                worker=key[0],
+                basis=key[1],
+                stack=stacks[key[2]],
+                run_facts=run_facts[key],
+                runs=runs[key],
+                start_counts=start_counts[key],
+                startups=startups[key],
+                throughputs=throughputs[key],
+                variants=variants[key],
+                phase_summary=phases[key],
+                speedups=speedups[key],
+                trend=series.trend(key),
+                change_points=series.change_points(key),
+                snapshot_counts=snapshot_counts[key],
+                snapshots=snapshots[key],
+                dumps=next(iter(dumps[key]), None),
+                dump_phases=dump_phases[key],
+                restores=next(iter(restores[key]), None),
+                fault_counts=fault_counts[key],
+                faults=faults[key],
+                clean_controls=sum(row.n for row in clean_controls[key]),
+                fault_summary=fault_summary[key],
+                coverage=coverage[key],
                 compatibility=tuple(
                     row
                     for row in compatibility
                     if key in (_scope_key(row), (row.worker, row.basis, row.source_stack_key))
                 ),
-                quality=_of(quality, key),
+                quality=quality[key],
             )
-        )
-    # What was measured on the real thing leads; within one basis the newest does.
-    order = {basis.value: place for place, basis in enumerate(Basis)}
-    scopes.sort(key=lambda scope: scope.last_measured_at, reverse=True)
-    scopes.sort(key=lambda scope: order.get(scope.basis, len(order)))
-    return Published(
-        scopes=tuple(scopes),
+            for key in keys
+        ),
         stacks=stacks,
-        events=events,
-        detections=detections,
+        events=_by_measurement(read(EventRow)),
+        detections=_by_measurement(read(DetectionRow)),
     )
 
 
-def _is_clean(
-    control: FaultRow, detections: Mapping[MeasurementKey, Sequence[DetectionRow]]
-) -> bool:
-    seen = detections.get((control.run_id, control.measurement_id), ())
-    return control.verdict == Verdict.PASS and not any(row.detected for row in seen)
+class _ByScope(Generic[_S]):
+    """Rows of one model, found by scope."""
+
+    def __init__(self, rows: Iterable[_S]) -> None:
+        self._found: dict[ScopeKey, list[_S]] = {}
+        for row in rows:
+            self._found.setdefault(_scope_key(row), []).append(row)
+        self.keys = frozenset(self._found)
+
+    def __getitem__(self, key: ScopeKey) -> tuple[_S, ...]:
+        return tuple(self._found.get(key, ()))
 
 
-def _scope_key(row: ScopedRow) -> tuple[str, str, str]:
+class _Series:
+    """Trends and changes of level, found by a scope that is part of their series."""
+
+    def __init__(self, trend: Sequence[TrendRow], changes: Sequence[ChangePointRow]) -> None:
+        self._trend, self._changes = trend, changes
+        self._of: dict[ScopeKey, set[tuple[str, str, str, str | None]]] = {}
+        for row in trend:
+            self._of.setdefault(_scope_key(row), set()).add(_series_key(row))
+
+    def trend(self, key: ScopeKey) -> tuple[TrendRow, ...]:
+        series = self._of.get(key, set())
+        return tuple(row for row in self._trend if _series_key(row) in series)
+
+    def change_points(self, key: ScopeKey) -> tuple[ChangePointRow, ...]:
+        series = self._of.get(key, set())
+        return tuple(row for row in self._changes if _series_key(row) in series)
+
+
+def _first_to_open(
+    keys: Iterable[ScopeKey], runs: _ByScope[RunFactsRow], stacks: Mapping[str, StackRow],
+    published: Path,
+) -> list[ScopeKey]:  # fmt: skip
+    """Scopes in the order of the page: the real thing leads; within one basis the newest does."""
+    for _, _, stack_key in keys:
+        if stack_key not in stacks:
+            raise CorruptError(
+                f"{published}: stack {stack_key} has runs but is not in table `stacks`.",
+                mend="Build and publish it again: `resilience publish`.",
+            )
+    order = {basis.value: place for place, basis in enumerate(Basis)}
+
+    def newest(key: ScopeKey) -> AwareDatetime:
+        return max(
+            (row.last_started_at for row in runs[key]), default=stacks[key[2]].last_measured_at
+        )
+
+    return sorted(
+        sorted(sorted(keys), key=newest, reverse=True),
+        key=lambda key: order.get(key[1], len(order)),
+    )
+
+
+def _choose(connection: duckdb.DuckDBPyConnection, published: Path) -> None:
+    """Make the tables that the models' clauses name: whose single rows are read.
+
+    They hold keys as they are in the file, which may differ from what is printed of them.
+    """
+    bases = ", ".join(f"'{basis}'" for basis in Basis)
+    experiments = f"select run_id, measurement_id from {FaultRow.TABLE} {FaultRow.CLAUSE}"  # noqa: S608
+    try:
+        # In the order of `_first_to_open`.
+        connection.execute(
+            f"create temp table detailed as select {_SCOPE} from runs group by {_SCOPE} "  # noqa: S608
+            f"order by list_position([{bases}], basis) nulls last, max(started_at) desc, {_SCOPE} "
+            f"limit {MOST_DETAILED}"
+        )
+        connection.execute(f"create temp table experiments as {experiments}")
+    except duckdb.Error as error:
+        raise _not_readable(published, "runs` or `fault_runs", error) from error
+
+
+def _scope_key(row: ScopedRow) -> ScopeKey:
     return (row.worker, row.basis, row.stack_key)
 
 
 def _series_key(row: SeriesRow) -> tuple[str, str, str, str | None]:
     return (row.worker, row.basis, row.hardware_key, row.model)
-
-
-def _of(rows: Iterable[_S], key: tuple[str, str, str]) -> tuple[_S, ...]:
-    return tuple(row for row in rows if _scope_key(row) == key)
 
 
 _M = TypeVar("_M", EventRow, DetectionRow)
@@ -657,7 +942,11 @@ def _by_measurement(rows: Iterable[_M]) -> dict[MeasurementKey, tuple[_M, ...]]:
 def _read(
     connection: duckdb.DuckDBPyConnection, published: Path, model: type[_R]
 ) -> tuple[_R, ...]:
-    rows = _select(connection, published, model.TABLE, list(model.model_fields), model.ORDER)
+    columns = [
+        f"{model.EXPRESSIONS[name]} as {name}" if name in model.EXPRESSIONS else f'"{name}"'
+        for name in model.model_fields
+    ]
+    rows = _select(connection, published, model, columns)
     try:
         return tuple(model(**row) for row in rows)
     except ValidationError as error:
@@ -667,7 +956,8 @@ def _read(
 def _read_stacks(connection: duckdb.DuckDBPyConnection, published: Path) -> tuple[StackRow, ...]:
     names = [name for name in StackRow.model_fields if name != "dimensions"]
     dimensions = list(Stack.model_fields)
-    rows = _select(connection, published, StackRow.TABLE, [*names, *dimensions], StackRow.ORDER)
+    columns = [f'"{name}"' for name in (*names, *dimensions)]
+    rows = _select(connection, published, StackRow, columns)
     try:
         return tuple(
             StackRow(
@@ -681,23 +971,25 @@ def _read_stacks(connection: duckdb.DuckDBPyConnection, published: Path) -> tupl
 
 
 def _select(
-    connection: duckdb.DuckDBPyConnection,
-    published: Path,
-    table: str,
-    columns: Sequence[str],
-    order: str,
+    connection: duckdb.DuckDBPyConnection, published: Path, model: type[Row], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    selected = ", ".join(f'"{column}"' for column in columns)
-    # Table, columns and order are constants of the models above.
-    query = f'select {selected} from "{table}" order by {order}'  # noqa: S608
+    # All of it is constants of the models above.
+    query = (
+        f'select {", ".join(columns)} from "{model.TABLE}" {model.CLAUSE} '  # noqa: S608
+        f"order by {model.ORDER}"
+    )
     try:
         found: list[dict[str, Any]] = connection.sql(query).pl().to_dicts()
     except duckdb.Error as error:
-        raise CorruptError(
-            f"{published}: table `{table}` can't be read: {_first_line(error)}.",
-            mend="Build and publish it again with this version: `resilience publish`.",
-        ) from error
+        raise _not_readable(published, model.TABLE, error) from error
     return found
+
+
+def _not_readable(published: Path, table: str, error: duckdb.Error) -> CorruptError:
+    return CorruptError(
+        f"{published}: table `{table}` can't be read: {_first_line(error)}.",
+        mend="Build and publish it again with this version: `resilience publish`.",
+    )
 
 
 def _unreadable(published: Path, table: str, error: ValidationError) -> CorruptError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from resilience_pipelines.dashboards import palette, words
@@ -34,10 +33,11 @@ from resilience_pipelines.dashboards.charts import (
     trace,
 )
 from resilience_pipelines.dashboards.data import (
+    DumpPhaseRow,
+    DumpRow,
     PhaseSummaryRow,
-    SnapshotPhaseRow,
-    SnapshotRow,
     SpeedupRow,
+    StartCountRow,
     StartupRow,
     VariantRow,
 )
@@ -106,29 +106,18 @@ def startup_segments(
 
 
 def snapshot_segments(
-    snapshots: Sequence[SnapshotRow], phases: Sequence[SnapshotPhaseRow],
+    dumps: DumpRow | None, phases: Sequence[DumpPhaseRow],
     restore: Sequence[PhaseSummaryRow], summary: Sequence[VariantRow],
 ) -> tuple[SegmentRow, ...]:  # fmt: skip
     """The dump's phases (median over the snapshots that came out) above the restore's."""
-    taken = [row for row in snapshots if row.outcome == Outcome.OK]
-    keys = {(row.run_id, row.measurement_id) for row in taken}
-    totals_s = [row.total_s for row in taken if row.total_s is not None]
-    durations: dict[str, list[float]] = {}
-    first_start: dict[str, float] = {}
-    for row in phases:
-        if row.duration_s is not None and (row.run_id, row.measurement_id) in keys:
-            durations.setdefault(row.phase, []).append(row.duration_s)
-            first_start.setdefault(row.phase, row.start_s or 0.0)
     dump = SegmentRow(
         label="Take the snapshot",
         segments=tuple(
-            Segment(phase, median(values), len(values))
-            for phase, values in sorted(
-                durations.items(), key=lambda item: (item[0] == UNACCOUNTED, first_start[item[0]])
-            )
+            Segment(row.phase, row.median_s, row.n)
+            for row in sorted(phases, key=lambda row: row.phase == UNACCOUNTED)
         ),
-        total_s=median(totals_s) if totals_s else None,
-        n=len(totals_s),
+        total_s=dumps.median_s if dumps else None,
+        n=dumps.n_timed if dumps else 0,
     )
     restored = startup_segments(
         [row for row in restore if row.arm == "restore"],
@@ -222,9 +211,17 @@ def phase_bars(key: str, title: str, rows: Sequence[SegmentRow], *, share: bool)
 
 
 def distribution(
-    key: str, startups: Sequence[StartupRow], variants: Sequence[VariantRow]
+    key: str,
+    startups: Sequence[StartupRow],
+    variants: Sequence[VariantRow],
+    counts: Sequence[StartCountRow],
 ) -> Chart | None:
-    """Every start as a point, with each arm's median and its interval below the points."""
+    """Single starts as points, with each arm's median and its interval below the points.
+
+    Args:
+        startups: the starts to draw; all of them, or the newest.
+        counts: how many starts there are.
+    """
     timed = [row for row in startups if row.total_s is not None and row.total_s > 0]
     if not timed:
         return None
@@ -277,8 +274,14 @@ def distribution(
         )  # fmt: skip
     kinds = {_counted_as(row) for row in timed}
     axis, logarithmic = points_axis(values, "seconds")
-    untimed = len(startups) - len(timed)
+    untimed = sum(row.n for row in counts if not row.timed)
+    older = sum(row.n for row in counts if row.timed) - len(timed)
     note = "Above the line: every start. Below: median and 95 % CI of the right answers."
+    if older:
+        note = (
+            f"Above the line: the newest {len(timed)} starts; {older} older ones are in table "
+            "startup_measurements. Below: median and 95 % CI of all right answers."
+        )
     if logarithmic:
         note += " Logarithmic scale."
     if untimed:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience_pipelines.dashboards import words
-from resilience_pipelines.dashboards.data import FaultRow, Scope, SpeedupRow, VariantRow
+from resilience_pipelines.dashboards.data import (
+    FaultCountRow,
+    Scope,
+    SnapshotCountRow,
+    SpeedupRow,
+    StartCountRow,
+    VariantRow,
+)
 from resilience_pipelines.records import Arm, OracleVerdict, Outcome, Verdict
 from resilience_pipelines.trends.decisions import Choice
 
@@ -70,7 +77,7 @@ def statements(scope: Scope) -> tuple[Statement, ...]:
 def restore_statement(scope: Scope) -> Statement:
     """How fast a restore brings a worker back, and against what."""
     row = _summary(scope, Arm.RESTORE)
-    results = Counter(start.result for start in scope.startups if start.arm == Arm.RESTORE)
+    results = _counted((row.result, row.n) for row in scope.start_counts if row.arm == Arm.RESTORE)
     unsupported = results.pop(UNSUPPORTED, 0)
     wrong = results[WRONG_ANSWER]
     if row is None or row.median_s is None:
@@ -92,11 +99,9 @@ def restore_statement(scope: Scope) -> Statement:
 
 def fault_statement(scope: Scope) -> Statement:
     """How many experiments passed, and whether the control arms were clean."""
-    experiments = [row for row in scope.faults if not row.control]
-    controls = [row for row in scope.faults if row.control]
-    if not experiments and not controls:
+    verdicts, controls = _verdicts(scope), scope.n_controls
+    if not verdicts and not controls:
         return Statement(Status.NONE, "Faults: no experiment has been run on this stack.")
-    verdicts = Counter(row.verdict for row in experiments)
     skipped = verdicts.pop(Verdict.NOT_APPLICABLE, 0)
     asked, passed = verdicts.total(), verdicts[Verdict.PASS]
     parts = []
@@ -112,11 +117,11 @@ def fault_statement(scope: Scope) -> Statement:
         parts.append(f"{skipped} not applicable on this stack")
     clean = scope.clean_controls
     parts.append(
-        f"control arms: {clean} of {len(controls)} clean" if controls else "no control arm was run"
+        f"control arms: {clean} of {controls} clean" if controls else "no control arm was run"
     )
     if verdicts[Verdict.FAIL] or verdicts[Verdict.ROLLBACK_FAILED]:
         status = Status.BAD
-    elif passed < asked or clean < len(controls) or not controls:
+    elif passed < asked or clean < controls or not controls:
         status = Status.WARN
     else:
         status = Status.GOOD if asked else Status.NONE
@@ -139,54 +144,57 @@ def cards(scope: Scope) -> tuple[Card, ...]:
 def findings(scope: Scope) -> tuple[Finding, ...]:
     """What went wrong or is missing, the worst first."""
     found: list[Finding] = []
-    wrong = [row for row in scope.startups if row.result == WRONG_ANSWER]
+    wrong = _starts(scope, WRONG_ANSWER)
     if wrong:
         found.append(
             Finding(
                 Status.BAD,
-                f"{words.plural(len(wrong), 'start')} answered wrongly; not counted in any median",
-                _tally(words.arm(row.arm, row.variant) for row in wrong),
+                f"{words.plural(_n(wrong), 'start')} answered wrongly; not counted in any median",
+                _tally((words.arm(row.arm, row.variant), row.n) for row in wrong),
             )
         )
-    wrong_faults = [row for row in scope.faults if row.oracle_verdict == OracleVerdict.DIFFERENT]
+    wrong_faults = [
+        row for row in scope.fault_counts if row.oracle_verdict == OracleVerdict.DIFFERENT
+    ]
     if wrong_faults:
         found.append(
             Finding(
                 Status.BAD,
-                f"{words.plural(len(wrong_faults), 'experiment')} ended with a wrong answer",
-                _tally(words.label(row.planned_fault) for row in wrong_faults),
+                f"{words.plural(_n(wrong_faults), 'experiment')} ended with a wrong answer",
+                _tally((words.label(row.planned_fault), row.n) for row in wrong_faults),
             )
         )
-    found.extend(_bad_verdicts(scope.faults))
-    failed = [row for row in scope.startups if row.result == FAILED]
+    found.extend(_bad_verdicts(scope.fault_counts))
+    failed = _starts(scope, FAILED)
     if failed:
         found.append(
             Finding(
                 Status.BAD,
-                f"{words.plural(len(failed), 'start')} failed",
+                f"{words.plural(_n(failed), 'start')} failed",
                 _tally(
-                    _because(words.arm(row.arm, row.variant), row.reason_code) for row in failed
+                    (_because(words.arm(row.arm, row.variant), row.reason_code), row.n)
+                    for row in failed
                 ),
             )
         )
-    dumps = [row for row in scope.snapshots if row.outcome == Outcome.FAILED]
+    dumps = [row for row in scope.snapshot_counts if row.outcome == Outcome.FAILED]
     if dumps:
         found.append(
             Finding(
                 Status.BAD,
-                f"{words.plural(len(dumps), 'snapshot')} failed",
+                f"{words.plural(_n(dumps), 'snapshot')} failed",
                 _tally(
-                    _because(row.snapshot_engine or "unknown engine", row.reason_code)
+                    (_because(row.snapshot_engine or "unknown engine", row.reason_code), row.n)
                     for row in dumps
                 ),
             )
         )
-    silent = [row for row in scope.snapshots if row.source_serving_after is False]
+    silent = [row for row in scope.snapshot_counts if row.source_serving_after is False]
     if silent:
         found.append(
             Finding(
                 Status.BAD,
-                f"after {words.plural(len(silent), 'snapshot')} the source worker did not serve",
+                f"after {words.plural(_n(silent), 'snapshot')} the source worker did not serve",
             )
         )
     slower = _slower(scope)
@@ -195,18 +203,38 @@ def findings(scope: Scope) -> tuple[Finding, ...]:
     false_alarms = _false_alarms(scope)
     if false_alarms:
         found.append(Finding(Status.WARN, "false alarms in control arms", false_alarms))
-    unchecked = [row for row in scope.startups if row.result == NOT_CHECKED]
+    unchecked = _starts(scope, NOT_CHECKED)
     if unchecked:
         found.append(
             Finding(
                 Status.WARN,
-                f"the answer of {words.plural(len(unchecked), 'start')} was not checked, "
+                f"the answer of {words.plural(_n(unchecked), 'start')} was not checked, "
                 "so no median counts it",
-                _tally(words.arm(row.arm, row.variant) for row in unchecked),
+                _tally((words.arm(row.arm, row.variant), row.n) for row in unchecked),
             )
         )
     found.extend(_unsupported(scope))
     return tuple(sorted(found, key=lambda finding: _WORST_FIRST.index(finding.status)))
+
+
+def _n(rows: Iterable[StartCountRow | FaultCountRow | SnapshotCountRow]) -> int:
+    return sum(row.n for row in rows)
+
+
+def _counted(items: Iterable[tuple[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for name, count in items:
+        total[name] += count
+    return total
+
+
+def _starts(scope: Scope, result: str) -> list[StartCountRow]:
+    return [row for row in scope.start_counts if row.result == result]
+
+
+def _verdicts(scope: Scope) -> Counter[str]:
+    """The verdicts of all experiments; no control arms."""
+    return _counted((row.verdict, row.n) for row in scope.fault_counts if not row.control)
 
 
 def _summary(scope: Scope, arm: str) -> VariantRow | None:
@@ -273,7 +301,7 @@ def _speedup_card(scope: Scope) -> Card:
         return Card(label, words.MISSING, "nothing to compare", Status.NONE)
     interval = words.confidence(words.ratio_range(row.ci_low, row.ci_high))
     other = f"over {words.arm(row.other_arm).lower()}, " if row.other_arm else ""
-    wrong = any(s.arm == Arm.RESTORE and s.result == WRONG_ANSWER for s in scope.startups)
+    wrong = any(row.arm == Arm.RESTORE for row in _starts(scope, WRONG_ANSWER))
     return Card(
         label, words.times(row.speedup), f"{other}{interval or 'no interval'}",
         # However fast: some of these restores answered wrongly.
@@ -283,10 +311,10 @@ def _speedup_card(scope: Scope) -> Card:
 
 def answers_card(scope: Scope) -> Card:
     """How many answers were wrong, of those checked."""
-    verdicts = [row.oracle_verdict for row in scope.startups]
-    verdicts += [row.oracle_verdict for row in scope.faults]
-    checked = sum(v in (OracleVerdict.EQUAL, OracleVerdict.DIFFERENT) for v in verdicts)
-    wrong = sum(v == OracleVerdict.DIFFERENT for v in verdicts)
+    counts: list[StartCountRow | FaultCountRow] = [*scope.start_counts, *scope.fault_counts]
+    verdicts = _counted((row.oracle_verdict, row.n) for row in counts if row.oracle_verdict)
+    wrong = verdicts[OracleVerdict.DIFFERENT]
+    checked = verdicts[OracleVerdict.EQUAL] + wrong
     if not checked:
         return Card("Wrong answers", words.MISSING, "no answer was checked", Status.NONE)
     return Card(
@@ -297,14 +325,11 @@ def answers_card(scope: Scope) -> Card:
 
 def experiments_card(scope: Scope) -> Card:
     """How many experiments passed, of those that apply."""
-    verdicts = Counter(row.verdict for row in scope.faults if not row.control)
+    verdicts, controls = _verdicts(scope), scope.n_controls
     skipped = verdicts.pop(Verdict.NOT_APPLICABLE, 0)
     asked, passed = verdicts.total(), verdicts[Verdict.PASS]
-    controls = [row for row in scope.faults if row.control]
     detail = (
-        f"controls clean: {scope.clean_controls} of {len(controls)}"
-        if controls
-        else "no control arm"
+        f"controls clean: {scope.clean_controls} of {controls}" if controls else "no control arm"
     )
     if skipped:
         detail += f"; {skipped} not applicable"
@@ -339,7 +364,7 @@ def _snapshot_card(scope: Scope) -> Card:
     return Card("Snapshot image", words.size(newest.image_bytes), taken, Status.NONE)
 
 
-def _bad_verdicts(faults: Sequence[FaultRow]) -> list[Finding]:
+def _bad_verdicts(faults: Sequence[FaultCountRow]) -> list[Finding]:
     found = []
     for verdict, status in (
         (Verdict.ROLLBACK_FAILED, Status.BAD),
@@ -351,14 +376,14 @@ def _bad_verdicts(faults: Sequence[FaultRow]) -> list[Finding]:
         for control in (False, True):
             rows = [row for row in faults if row.verdict == verdict and row.control is control]
             if rows:
-                what = words.plural(len(rows), "control arm" if control else "experiment")
+                what = words.plural(_n(rows), "control arm" if control else "experiment")
                 found.append(
                     Finding(
                         status,
                         f"{what}{':' if verdict == Verdict.ROLLBACK_FAILED else ''} "
                         f"{words.verdict(verdict)}",
                         _tally(
-                            _because(words.label(row.planned_fault), row.reason_code)
+                            (_because(words.label(row.planned_fault), row.reason_code), row.n)
                             for row in rows
                         ),
                     )
@@ -390,18 +415,22 @@ def _false_alarms(scope: Scope) -> tuple[str, ...]:
 
 def _unsupported(scope: Scope) -> list[Finding]:
     reasons: dict[str, str] = {}
-    for run in scope.runs:
+    for run in scope.run_facts:
         for part, why in run.unsupported.items():
             reasons.setdefault(part, str(why))
     listed = [_because(words.label(part), why) for part, why in sorted(reasons.items())]
-    starts = [row for row in scope.startups if row.result == UNSUPPORTED]
+    starts = _starts(scope, UNSUPPORTED)
     listed += [
         text
-        for text in _tally(_because(words.arm(r.arm, r.variant), r.reason_code) for r in starts)
+        for text in _tally(
+            (_because(words.arm(row.arm, row.variant), row.reason_code), row.n) for row in starts
+        )
         if text not in listed
     ]
-    skipped = [row for row in scope.faults if row.verdict == Verdict.NOT_APPLICABLE]
-    listed += _tally(_because(words.label(r.planned_fault), r.reason_code) for r in skipped)
+    skipped = [row for row in scope.fault_counts if row.verdict == Verdict.NOT_APPLICABLE]
+    listed += _tally(
+        (_because(words.label(row.planned_fault), row.reason_code), row.n) for row in skipped
+    )
     if not listed:
         return []
     return [Finding(Status.NONE, "not supported or not applicable on this stack", tuple(listed))]
@@ -411,11 +440,11 @@ def _because(what: str, reason: str | None) -> str:
     return f"{what}: {words.spoken(reason)}" if reason else what
 
 
-def _tally(items: Iterable[str]) -> tuple[str, ...]:
+def _tally(items: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     """Each different text once, with how often it occurs."""
     return tuple(
         text if count == 1 else f"{text} ({count}\N{MULTIPLICATION SIGN})"
-        for text, count in sorted(Counter(items).items(), key=lambda item: (-item[1], item[0]))
+        for text, count in sorted(_counted(items).items(), key=lambda item: (-item[1], item[0]))
     )
 
 

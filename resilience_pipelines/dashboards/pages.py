@@ -41,11 +41,15 @@ from resilience_pipelines.dashboards import (
     words,
 )
 from resilience_pipelines.dashboards.charts import BASE_LAYOUT, Chart, Table, equal_heights
-from resilience_pipelines.dashboards.data import Published, Scope, read_published
+from resilience_pipelines.dashboards.data import (
+    MOST_DETAILED,
+    MOST_EXPERIMENTS,
+    Published,
+    Scope,
+    read_published,
+)
 from resilience_pipelines.errors import StorageError
 
-MOST_EXPERIMENTS = 120
-"""Timelines per scope; the page says how many there are beyond them."""
 MOST_SNAPSHOTS = 12
 MOST_RUNS = 40
 MOST_CHANGE_POINTS = 40
@@ -122,7 +126,7 @@ class ScopeView:
         held = {
             "startup": bool(self.arm_lines),
             "trend": self.charts["trend"] is not None,
-            "faults": bool(self.scope.faults),
+            "faults": bool(self.scope.fault_counts),
             "snapshots": bool(self.snapshot_lines or self.compatibility_lines),
             "quality": bool(self.quality_lines),
         }
@@ -158,7 +162,7 @@ def render(
     views: list[ScopeView] = []
     store: dict[str, Any] = {"charts": {}, "tables": {}, "experiments": {}, "scopes": []}
     used = 0
-    for place, scope in enumerate(published.scopes):
+    for place, scope in enumerate(published.scopes[:MOST_DETAILED]):
         view, part = _scope(f"s{place}", scope, published)
         part_bytes = len(inline_json(part).encode())
         if views and used + part_bytes > DATA_BUDGET_BYTES:
@@ -214,7 +218,7 @@ def _scope(
 ) -> tuple[ScopeView, dict[str, dict[str, Any]]]:
     startup = figures.startup_segments(scope.phase_summary, scope.summary)
     dump = figures.snapshot_segments(
-        scope.snapshots, scope.snapshot_phases, scope.phase_summary, scope.summary
+        scope.dumps, scope.dump_phases, scope.phase_summary, scope.summary
     )
 
     def bars(name: str, title: str, rows: Any, *, share: bool = False) -> Chart | None:
@@ -224,7 +228,7 @@ def _scope(
         "phases": bars("phases", "Where the time goes, in seconds", startup),
         "shares": bars("shares", "Where the time goes, as shares", startup, share=True),
         "distribution": figures.distribution(
-            f"{scope_id}-distribution", scope.startups, scope.variants
+            f"{scope_id}-distribution", scope.startups, scope.variants, scope.start_counts
         ),
         "speedups": figures.speedups(f"{scope_id}-speedups", scope.speedups),
         "trend": trend_figure.trend(
@@ -281,13 +285,13 @@ def _scope(
         fault_lines=tables.fault_lines(
             scope.fault_summary, scope.faults, [key for key, _ in experiments]
         ),
-        control_chips=tables.control_chips(scope.faults),
-        controls=sum(row.control for row in scope.faults),
+        control_chips=tables.control_chips(scope.fault_counts),
+        controls=scope.n_controls,
         coverage=tables.coverage(scope.coverage),
         experiments=experiments,
-        experiments_left_out=len(scope.faults) - len(experiments),
+        experiments_left_out=scope.n_experiments - len(experiments),
         snapshot_lines=tables.snapshot_lines(scope.snapshots[:MOST_SNAPSHOTS]),
-        snapshots_left_out=max(len(scope.snapshots) - MOST_SNAPSHOTS, 0),
+        snapshots_left_out=max(sum(row.n for row in scope.snapshot_counts) - MOST_SNAPSHOTS, 0),
         criu_tables=tables.criu_tables(scope),
         compatibility_lines=tables.compatibility_lines(
             scope.compatibility[:MOST_COMPATIBILITY], scope.stack.stack_key
@@ -295,9 +299,9 @@ def _scope(
         compatibility_left_out=max(len(scope.compatibility) - MOST_COMPATIBILITY, 0),
         quality_lines=tables.quality_lines(scope.quality),
         run_lines=tables.run_lines(first_run),
-        runs_left_out=len(scope.runs) - len(first_run),
+        runs_left_out=scope.n_runs - len(first_run),
         stack_facts=tables.stack_facts(scope.stack),
-        platforms=tuple(dict.fromkeys(tables.platform(run) for run in scope.runs)),
+        platforms=tuple(dict.fromkeys(map(tables.platform, scope.run_facts))),
     )
     return view, part
 

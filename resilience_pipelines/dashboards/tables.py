@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from resilience_pipelines.dashboards import headline, palette, words
@@ -19,10 +18,12 @@ from resilience_pipelines.dashboards.data import (
     ChangePointRow,
     CompatibilityRow,
     CoverageRow,
-    CriuColumns,
+    CriuSummaryRow,
+    FaultCountRow,
     FaultRow,
     FaultSummaryRow,
     QualityRow,
+    RunFactsRow,
     RunRow,
     Scope,
     SnapshotRow,
@@ -89,15 +90,16 @@ def arm_lines(scope: Scope) -> tuple[ArmLine, ...]:
     )  # fmt: skip
     lines = []
     for row in rows:
-        own = [s for s in scope.startups if (s.arm, s.variant) == (row.arm, row.variant)]
-        caches = Counter(s.page_cache_found or "unknown" for s in own if s.result == RIGHT)
-        kept = [
-            s.throughput_tokens_per_s / s.throughput_before_tokens_per_s
-            for s in own
-            if s.result == RIGHT
-            and s.throughput_tokens_per_s is not None
-            and s.throughput_before_tokens_per_s
-        ]
+        series = (row.arm, row.variant)
+        caches: Counter[str] = Counter()
+        for starts in scope.start_counts:
+            if (starts.arm, starts.variant) == series and starts.result == RIGHT:
+                caches[starts.page_cache_found or "unknown"] += starts.n
+        kept = next(
+            (found.kept_fraction for found in scope.throughputs
+             if (found.arm, found.variant) == series),
+            None,
+        )  # fmt: skip
         problems = (
             (row.n_wrong_answer, Status.BAD, "wrong"),
             (row.n_failed, Status.BAD, "failed"),
@@ -119,7 +121,7 @@ def arm_lines(scope: Scope) -> tuple[ArmLine, ...]:
                 unaccounted=words.percent(row.mean_unaccounted_fraction),
                 page_cache=", ".join(words.spoken(name) for name, _ in caches.most_common())
                 or words.MISSING,
-                throughput=words.percent(median(kept)) if kept else words.MISSING,
+                throughput=words.percent(kept),
                 problems=tuple(
                     Chip(status, f"{count} {word}") for count, status, word in problems if count
                 ),
@@ -319,9 +321,13 @@ def fault_lines(
     )
 
 
-def control_chips(faults: Sequence[FaultRow]) -> tuple[Chip, ...]:
+def control_chips(counts: Sequence[FaultCountRow]) -> tuple[Chip, ...]:
     """The verdicts of all control arms."""
-    return _verdict_chips(Counter(row.verdict for row in faults if row.control))
+    verdicts: Counter[str] = Counter()
+    for row in counts:
+        if row.control:
+            verdicts[row.verdict] += row.n
+    return _verdict_chips(verdicts)
 
 
 def experiment_id(row: FaultRow) -> str:
@@ -462,25 +468,24 @@ class CriuTable:
 
 def criu_tables(scope: Scope) -> tuple[CriuTable, ...]:
     """The statistics that CRIU wrote; what no image or restore holds is left out."""
-    dumps = [row for row in scope.snapshots if row.outcome == Outcome.OK]
-    restores = [row for row in scope.startups if row.arm == Arm.RESTORE and row.result == RIGHT]
+    of_each = (("Dump", "dump", scope.dumps), ("Restore", "restore", scope.restores))
     made = [
         CriuTable(
-            f"{what}, median of {words.plural(len(rows), one)}",
-            tuple(line for name in CriuStatistics.model_fields if (line := _criu(rows, name))),
+            f"{what}, median of {words.plural(found.n, one)}",
+            tuple(line for name in CriuStatistics.model_fields if (line := _criu(found, name))),
         )
-        for what, one, rows in (("Dump", "dump", dumps), ("Restore", "restore", restores))
+        for what, one, found in of_each
+        if found is not None
     ]
     return tuple(table for table in made if table.lines)
 
 
-def _criu(rows: Sequence[CriuColumns], name: str) -> tuple[str, str, str] | None:
-    values = [value for row in rows if (value := getattr(row.criu(), name)) is not None]
-    if not values:
+def _criu(found: CriuSummaryRow, name: str) -> tuple[str, str, str] | None:
+    middle, known = found.medians[name], found.known[name]
+    if middle is None:
         return None
-    middle = float(median(values))
     label = words.CRIU_LABELS.get(name, words.spoken(name))
-    few = f"{words.sample(len(values))} of {len(rows)}" if len(values) < len(rows) else ""
+    few = f"{words.sample(known)} of {found.n}" if known < found.n else ""
     if name.endswith("_s"):
         return label, words.seconds(middle), few
     size = words.size(round(middle * PAGE_BYTES))
@@ -550,7 +555,7 @@ def run_lines(rows: Sequence[RunRow]) -> tuple[RunLine, ...]:
     )
 
 
-def platform(row: RunRow) -> str:
+def platform(row: RunRow | RunFactsRow) -> str:
     """The platform's version and commit that a run was made with."""
     version = row.platform_version or "unknown version"
     return f"{version} ({row.platform_commit[:12]})" if row.platform_commit else version

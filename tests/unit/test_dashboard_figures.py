@@ -102,7 +102,7 @@ def test_bars_start_at_zero(scope: Scope) -> None:
 
 
 def test_every_start_is_a_point(scope: Scope) -> None:
-    chart = the(figures.distribution("k", scope.startups, scope.variants))
+    chart = the(figures.distribution("k", scope.startups, scope.variants, scope.start_counts))
     points = [x for trace in chart.figure["data"] for x in trace["x"] if "error_x" not in trace]
     assert sorted(points) == sorted(row.total_s for row in scope.startups if row.total_s)
     assert len(chart.table.rows) == len(scope.startups)
@@ -110,7 +110,7 @@ def test_every_start_is_a_point(scope: Scope) -> None:
 
 def test_wrong_answers_have_a_mark_of_their_own_and_are_named(tmp_path: Path) -> None:
     scope = read_published(fixtures.troubled().write(tmp_path / "p.duckdb")).scopes[0]
-    chart = the(figures.distribution("k", scope.startups, scope.variants))
+    chart = the(figures.distribution("k", scope.startups, scope.variants, scope.start_counts))
     crossed = [t for t in chart.figure["data"] if t["marker"]["symbol"] == "x"]
     assert sum(len(trace["x"]) for trace in crossed) == 2
     assert any(item.label == "wrong answer" for item in chart.legend)
@@ -266,7 +266,7 @@ def test_a_control_without_detections_still_has_its_timeline(
 
 
 def test_nothing_to_draw_is_no_chart() -> None:
-    assert figures.distribution("k", (), ()) is None
+    assert figures.distribution("k", (), (), ()) is None
     assert figures.speedups("k", ()) is None
     assert trend_figure.trend("k", (), {}) is None
     assert fault_figures.fault_times("k", "detect", (), ()) is None
@@ -279,7 +279,7 @@ def all_charts(published: Published) -> list[Chart]:
         rows = figures.startup_segments(scope.phase_summary, scope.summary)
         found += [
             figures.phase_bars("k", "t", rows, share=False),
-            figures.distribution("k", scope.startups, scope.variants),
+            figures.distribution("k", scope.startups, scope.variants, scope.start_counts),
             figures.speedups("k", scope.speedups),
             trend_figure.trend("k", scope.trend, published.stacks, scope.change_points),
             fault_figures.fault_times("k", "detect", scope.fault_summary, scope.faults),
@@ -287,7 +287,7 @@ def all_charts(published: Published) -> list[Chart]:
                 "k",
                 "t",
                 figures.snapshot_segments(
-                    scope.snapshots, scope.snapshot_phases, scope.phase_summary, scope.summary
+                    scope.dumps, scope.dump_phases, scope.phase_summary, scope.summary
                 ),
                 share=True,
             ),

@@ -510,3 +510,45 @@ def test_escaped_once_is_escaped_enough(written: Written) -> None:
     """`&amp;` in data is shown as `&amp;`, not as `&`, and is not escaped twice."""
     assert html.escape("&amp;") in written("hostile")[1]
     assert "&amp;amp;amp;" not in written("hostile")[1]
+
+
+def multiplied(published: Path, times: int) -> Path:
+    """Each run as often as told, under other names."""
+    with duckdb.connect(str(published)) as connection:
+        for table in (
+            "runs", "startup_measurements", "snapshots", "snapshot_phases", "fault_runs",
+            "fault_detections", "fault_events",
+        ):  # fmt: skip
+            connection.execute(
+                f"insert into {table} select {table}.* replace (run_id || '-' || copy as run_id) "
+                f"from {table}, range(1, {times}) as copies(copy)"
+            )
+    return published
+
+
+def test_what_is_read_is_bounded_and_what_is_counted_is_all(tmp_path: Path) -> None:
+    once = read_published(fixtures.rich().write(tmp_path / "once.duckdb"))
+    few, many = (
+        read_published(multiplied(fixtures.rich().write(tmp_path / f"{n}.duckdb"), n))
+        for n in (150, 300)
+    )
+    for one, less, more in zip(once.scopes, few.scopes, many.scopes, strict=True):
+        for name in ("runs", "startups", "snapshots", "faults"):
+            assert len(getattr(less, name)) == len(getattr(more, name)), name
+        assert more.n_runs == 300 * one.n_runs
+        assert more.n_experiments == 300 * one.n_experiments
+        assert more.clean_controls == 300 * one.clean_controls
+        assert sum(row.n for row in more.start_counts) == 300 * len(one.startups)
+        assert more.dump_phases == tuple(
+            row.model_copy(update={"n": 300 * row.n}) for row in one.dump_phases
+        )
+    assert len(few.events) == len(many.events)
+    assert len(few.detections) == len(many.detections)
+
+
+def test_a_chart_that_draws_only_the_newest_starts_says_so(tmp_path: Path) -> None:
+    published = multiplied(fixtures.one_row().write(tmp_path / "p.duckdb"), 150)
+    write_dashboard(published, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    assert "the newest 100 starts; 50 older ones" in page.text
+    assert "150 runs behind these figures" in page.text
