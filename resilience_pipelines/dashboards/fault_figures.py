@@ -33,7 +33,12 @@ from resilience_pipelines.dashboards.charts import (
     shortened,
     trace,
 )
-from resilience_pipelines.dashboards.data import DetectionRow, EventRow, FaultRow, FaultSummaryRow
+from resilience_pipelines.dashboards.rows import (
+    DetectionRow,
+    EventRow,
+    FaultRow,
+    FaultSummaryRow,
+)
 
 
 def fault_times(

@@ -32,7 +32,7 @@ from resilience_pipelines.dashboards.charts import (
     shortened,
     trace,
 )
-from resilience_pipelines.dashboards.data import (
+from resilience_pipelines.dashboards.rows import (
     DumpPhaseRow,
     DumpRow,
     PhaseSummaryRow,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience_pipelines.dashboards import words
-from resilience_pipelines.dashboards.data import (
+from resilience_pipelines.dashboards.data import Scope
+from resilience_pipelines.dashboards.rows import (
     FaultCountRow,
-    Scope,
     SnapshotCountRow,
     SpeedupRow,
     StartCountRow,

@@ -41,12 +41,10 @@ from resilience_pipelines.dashboards import (
     words,
 )
 from resilience_pipelines.dashboards.charts import BASE_LAYOUT, Chart, Table, equal_heights
-from resilience_pipelines.dashboards.data import (
+from resilience_pipelines.dashboards.data import Published, Scope, read_published
+from resilience_pipelines.dashboards.rows import (
     MOST_DETAILED,
     MOST_EXPERIMENTS,
-    Published,
-    Scope,
-    read_published,
 )
 from resilience_pipelines.errors import StorageError
 

@@ -10,7 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 
 from resilience_pipelines.dashboards.charts import Table
-from resilience_pipelines.dashboards.data import CriuColumns, Row, Scope
+from resilience_pipelines.dashboards.data import Scope
+from resilience_pipelines.dashboards.rows import (
+    CriuColumns,
+    Row,
+)
 from resilience_pipelines.dashboards.tables import RIGHT
 from resilience_pipelines.records import Arm, Outcome
 

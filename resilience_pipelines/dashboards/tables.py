@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilience_pipelines.dashboards import headline, palette, words
-from resilience_pipelines.dashboards.data import (
+from resilience_pipelines.dashboards.data import Scope
+from resilience_pipelines.dashboards.headline import Status
+from resilience_pipelines.dashboards.rows import (
     ChangePointRow,
     CompatibilityRow,
     CoverageRow,
@@ -25,11 +27,9 @@ from resilience_pipelines.dashboards.data import (
     QualityRow,
     RunFactsRow,
     RunRow,
-    Scope,
     SnapshotRow,
     StackRow,
 )
-from resilience_pipelines.dashboards.headline import Status
 from resilience_pipelines.records import Arm, CriuStatistics, Outcome, Verdict
 from resilience_pipelines.stack import Stack
 

@@ -24,7 +24,11 @@ from resilience_pipelines.dashboards.charts import (
     shortened,
     trace,
 )
-from resilience_pipelines.dashboards.data import ChangePointRow, StackRow, TrendRow
+from resilience_pipelines.dashboards.rows import (
+    ChangePointRow,
+    StackRow,
+    TrendRow,
+)
 
 MOST_CHANGES = 4
 """Changed dimensions written at one mark; the rest are counted, and named in the chart's data."""
