@@ -16,7 +16,7 @@ from assets.stacks import stacks
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import JobLauncher
-from resilience_pipelines.dagster_io.metadata import fault_metadata
+from resilience_pipelines.dagster_io.metadata import fault_metadata, in_dashboard
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.job_spec import FaultSpec
 
@@ -80,5 +80,8 @@ def fault_runs(
 ) -> dg.MaterializeResult[None]:
     """Run the experiments where the launcher runs jobs."""
     with failures():
-        landed = measure(context, home.open(), launcher, config)
-        return dg.MaterializeResult(metadata=fault_metadata(landed))
+        data_home = home.open()
+        landed = measure(context, data_home, launcher, config)
+        return dg.MaterializeResult(
+            metadata=fault_metadata(landed) | in_dashboard(data_home, landed)
+        )

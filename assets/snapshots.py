@@ -16,7 +16,7 @@ from assets.stacks import stacks
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import JobLauncher
-from resilience_pipelines.dagster_io.metadata import snapshot_metadata
+from resilience_pipelines.dagster_io.metadata import in_dashboard, snapshot_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.snapshots.store import SnapshotStore
 
@@ -73,5 +73,6 @@ def snapshot_images(
         pruned = SnapshotStore(data_home.snapshots).prune(config.keep)
         return dg.MaterializeResult(
             metadata=snapshot_metadata(landed)
+            | in_dashboard(data_home, landed)
             | {"pruned_images": dg.MetadataValue.int(len(pruned))}
         )

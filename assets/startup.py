@@ -16,7 +16,7 @@ from assets.stacks import stacks
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import JobLauncher
-from resilience_pipelines.dagster_io.metadata import startup_metadata
+from resilience_pipelines.dagster_io.metadata import in_dashboard, startup_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.job_spec import StartupSpec
 
@@ -87,5 +87,8 @@ def startup_measurements(
 ) -> dg.MaterializeResult[None]:
     """Measure the arms where the launcher runs jobs."""
     with failures():
-        landed = measure(context, home.open(), launcher, config)
-        return dg.MaterializeResult(metadata=startup_metadata(landed))
+        data_home = home.open()
+        landed = measure(context, data_home, launcher, config)
+        return dg.MaterializeResult(
+            metadata=startup_metadata(landed) | in_dashboard(data_home, landed)
+        )

@@ -1,14 +1,16 @@
 """Scale: landing folders from a seed, and what loading, building and showing them takes.
 
     python benchmarks/scale.py [--runs 400] [--samples 25000] [--stacks 50] [--seed 1]
-        [--keep FOLDER]
+        [--copies 1] [--keep FOLDER]
 
 Makes `--runs` start-up runs of `--samples` samples each, labelled simulated, on stacks that follow
 one another; one run in twenty is of faults and has no samples. Then loads them, builds the marts,
 publishes and writes the dashboard with the `resilience` command, each in a process of its own, and
 prints one JSON object: seconds and the largest resident memory of any process of each step, and the
-size of the page. Folders are written without waiting for the disk, as jobs do not, so that making
-them takes minutes and not hours.
+size of the page. With `--copies`, each run of the published file is then there as often, under
+other names, and the dashboard is written again: more runs than can be made in a reasonable time.
+Folders are written without waiting for the disk, as jobs do not, so that making them takes minutes
+and not hours.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import polars as pl
 
@@ -39,6 +42,10 @@ from tests.factories import RecordFactory, make_stack
 FAULTS_EVERY = 20
 SERIES = (("worker_resident_memory", "bytes", 1e9), ("worker_cpu", "s", 40.0))
 DEADLINE_S = 3600.0
+COPIED = (
+    "runs", "startup_measurements", "snapshots", "snapshot_phases", "fault_runs",
+    "fault_detections", "fault_events",
+)  # fmt: skip
 
 
 def stacks(count: int) -> list[Stack]:
@@ -129,6 +136,19 @@ def measured(home: Path, *arguments: str) -> dict[str, Any]:
     return {"seconds": round(elapsed_s, 2), "peak_mib": usage.ru_maxrss // 1024}
 
 
+def copy_runs(published: Path, copies: int) -> int:
+    """Have each run `copies` times in the tables that the dashboard reads; how many there are."""
+    with duckdb.connect(str(published)) as connection:
+        connection.execute("set memory_limit = '4GiB'")
+        for table in COPIED:
+            connection.execute(
+                f"insert into {table} select {table}.* replace (run_id || '-' || copy as run_id) "
+                f"from {table}, range(1, {copies}) as copies(copy)"
+            )
+        [(runs,)] = connection.execute("select count(*) from runs").fetchall()
+    return int(runs)
+
+
 def main() -> None:
     """Make, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -136,6 +156,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=25_000, help="of each start-up run")
     parser.add_argument("--stacks", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--copies", type=int, default=1, help="of each published run")
     parser.add_argument("--keep", type=Path, help="a folder for the data home, which then stays")
     parser.add_argument("--generate-only", action="store_true")
     options = parser.parse_args()
@@ -160,6 +181,10 @@ def main() -> None:
             report["page_mb"] = round(page.stat().st_size / 1e6, 2)
             report["published_mb"] = round(home.published.stat().st_size / 1e6, 1)
             report["warehouse_mb"] = round(home.warehouse.stat().st_size / 1e6, 1)
+            if options.copies > 1:
+                report["copied_runs"] = copy_runs(home.published, options.copies)
+                report["dashboard_of_copies"] = measured(home.root, "dashboard")
+                report["page_of_copies_mb"] = round(page.stat().st_size / 1e6, 2)
         print(json.dumps(report, indent=1))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
+from urllib.parse import urlencode
 
 import dagster as dg
 import polars as pl
@@ -121,6 +122,20 @@ def envelope(landed: LandedRun) -> Metadata:
             {"part": "string", "why": "string"}, sorted(record.unsupported.items())
         )
     return facts
+
+
+def page_address(home: Home, **choice: str) -> dg.PathMetadataValue:
+    """Where a browser finds the dashboard's page, or what it shows for `choice` (`run=...`).
+
+    A path and no link: a browser opens no file from a page of a web server, so it is copied.
+    """
+    page = (home.dashboard / "index.html").absolute().as_uri()
+    return dg.MetadataValue.path(f"{page}#{urlencode(choice)}" if choice else page)
+
+
+def in_dashboard(home: Home, landed: LandedRun) -> Metadata:
+    """Where the dashboard shows a run, once it has been loaded and published."""
+    return {"dashboard": page_address(home, run=landed.record.run_id)}
 
 
 def startup_metadata(landed: LandedRun) -> Metadata:

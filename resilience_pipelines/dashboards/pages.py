@@ -72,10 +72,23 @@ TITLES = {
 
 
 @dataclass(frozen=True)
+class Result:
+    """What the page says first of one result."""
+
+    hardware: str
+    software: str
+    worker: str
+    measured: str
+    start_up: str
+    faults: str
+
+
+@dataclass(frozen=True)
 class DashboardReport:
     """What was written.
 
     Attributes:
+        results: those that the page shows in full, in its order.
         path: the page.
         bytes: its size.
         sections: the titles of the sections that show results, in the order of the page.
@@ -84,6 +97,7 @@ class DashboardReport:
     path: Path
     bytes: int
     sections: tuple[str, ...]
+    results: tuple[Result, ...]
 
 
 @dataclass(frozen=True)
@@ -149,7 +163,22 @@ def write_dashboard(published: Path, out: Path) -> DashboardReport:
     _replace(page, content)
     shown = {name for view in views for name in view.sections}
     return DashboardReport(
-        page, len(content), tuple(title for name, title in TITLES.items() if name in shown)
+        page,
+        len(content),
+        tuple(title for name, title in TITLES.items() if name in shown),
+        tuple(_result(view.scope) for view in views),
+    )
+
+
+def _result(scope: Scope) -> Result:
+    line = tables.overview_line(scope)
+    return Result(
+        hardware=line.hardware,
+        software=line.software,
+        worker=line.worker,
+        measured=line.measured,
+        start_up=headline.restore_statement(scope).text,
+        faults=headline.fault_statement(scope).text,
     )
 
 

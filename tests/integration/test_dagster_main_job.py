@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import dagster as dg
 import psutil
@@ -187,7 +188,46 @@ def test_row_counts_are_those_of_the_published_tables(main_job: MainJob) -> None
 
 def test_the_dashboard_is_written(main_job: MainJob) -> None:
     metadata = main_job.metadata("dashboard")
-    assert Path(metadata["page"]).stat().st_size == metadata["bytes"] > 100_000
+    page = Path(unquote(urlsplit(metadata["page"]).path))
+    assert page.stat().st_size == metadata["bytes"] > 100_000
+    [result] = (dict(record.data) for record in metadata["results"])
+    assert "Restore" in result["start_up"]
+    assert result["faults"].startswith("Faults: 1 of 1 experiment passed")
+
+
+def test_a_first_look_finds_a_plot_tables_the_dashboard_and_the_evidence(main_job: MainJob) -> None:
+    page = (main_job.home.dashboard / "index.html").read_text()
+    for name in MEASURED:
+        event = main_job.instance.get_latest_materialization_event(dg.AssetKey(name))
+        assert event is not None
+        assert event.asset_materialization is not None
+        found = event.asset_materialization.metadata
+        if name != "snapshot_images" or main_job.snapshots_work:
+            assert any(isinstance(value, dg.MarkdownMetadataValue) for value in found.values())
+        assert sum(isinstance(value, dg.TableMetadataValue) for value in found.values()) >= 2
+        run = str(found["run_id"].value)
+        address = urlsplit(str(found["dashboard"].value))
+        assert (address.scheme, address.fragment) == ("file", f"run={run}")
+        assert f'data-run="{run}"' in page
+        landed = read_landing(Path(str(found["landing_folder"].value)))
+        if landed.record.evidence:
+            listed = found["evidence"]
+            assert isinstance(listed, dg.TableMetadataValue)
+            files = [str(dict(record.data)["file"]) for record in listed.records]
+            assert files
+            assert all((landed.folder / file).is_file() for file in files)
+
+
+def test_every_mart_shows_its_columns_with_types_and_descriptions() -> None:
+    specs = [
+        spec for spec in load_definitions().resolve_all_asset_specs() if spec.group_name == "marts"
+    ]
+    assert len(specs) > 20
+    for spec in specs:
+        schema = spec.metadata["dagster/column_schema"]
+        assert isinstance(schema, dg.TableSchema), spec.key
+        assert all(column.type and column.description for column in schema.columns), spec.key
+        assert spec.deps or spec.key.path[-1] == "failure_mix", spec.key
 
 
 def test_loading_again_loads_nothing(main_job: MainJob) -> None:

@@ -552,3 +552,13 @@ def test_a_chart_that_draws_only_the_newest_starts_says_so(tmp_path: Path) -> No
     page = Page((tmp_path / "page.html").read_text())
     assert "the newest 100 starts; 50 older ones" in page.text
     assert "150 runs behind these figures" in page.text
+
+
+def test_the_report_has_what_the_page_says_first(tmp_path: Path) -> None:
+    published = fixtures.rich().write(tmp_path / "p.duckdb")
+    report = write_dashboard(published, tmp_path / "page.html")
+    text = Page(report.path.read_text()).text
+    assert len(report.results) == len(read_published(published).scopes)
+    for result in report.results:
+        assert plain(result.start_up) in text
+        assert plain(result.faults) in text
