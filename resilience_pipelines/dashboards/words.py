@@ -17,7 +17,7 @@ from resilience_pipelines.records import Arm, Basis, Layer, Verdict
 _SNAKE_CASE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _SPELLINGS = {
     "api": "API", "cpu": "CPU", "criu": "CRIU", "cuda": "CUDA", "dbe": "DBE", "dcgm": "DCGM",
-    "ecc": "ECC", "gpu": "GPU", "hbm": "HBM", "nccl": "NCCL", "numa": "NUMA",
+    "ecc": "ECC", "gpu": "GPU", "hbm": "HBM", "kv": "KV", "nccl": "NCCL", "numa": "NUMA",
     "nvlink": "NVLink", "nvml": "NVML", "oom": "OOM", "pcie": "PCIe", "sbe": "SBE",
     "sigkill": "SIGKILL", "sigstop": "SIGSTOP", "vllm": "vLLM", "xid": "XID",
 }  # fmt: skip
