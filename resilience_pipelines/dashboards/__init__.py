@@ -1,8 +1,9 @@
 """The dashboard: one self-contained page written from the published DuckDB file.
 
-What belongs here: reading the marts (`data`), drawing (`charts`, `figures`, `fault_figures`,
-`palette`), wording (`words`, `headline`), tables (`tables`, `raw_tables`) and the page itself
-(`pages`). What does not: computing results, which the dbt marts do.
+What belongs here: reading the marts (`rows`, `data`), drawing (`charts`, `figures`,
+`fault_figures`, `trend_figure`, `palette`), wording (`words`, `headline`), tables (`tables`,
+`raw_tables`) and the page itself (`pages`). What does not: computing results, which the dbt marts
+do.
 """
 
 from __future__ import annotations
