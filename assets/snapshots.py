@@ -18,6 +18,7 @@ from resilience_pipelines.dagster_io.instance import GPU_POOL
 from resilience_pipelines.dagster_io.launcher import JobLauncher
 from resilience_pipelines.dagster_io.metadata import in_dashboard, snapshot_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
+from resilience_pipelines.snapshots.retention import Policy
 from resilience_pipelines.snapshots.store import SnapshotStore
 
 DESCRIPTION = """\
@@ -70,7 +71,7 @@ def snapshot_images(
     with failures():
         data_home = home.open()
         landed = measure(context, data_home, launcher, config)
-        pruned = SnapshotStore(data_home.snapshots).prune(config.keep)
+        pruned = SnapshotStore(data_home.snapshots).prune(Policy(keep=config.keep))
         return dg.MaterializeResult(
             metadata=snapshot_metadata(landed)
             | in_dashboard(data_home, landed)

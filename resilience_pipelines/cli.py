@@ -542,11 +542,12 @@ def snapshot_prune(
     as_json: JsonOption = False,
 ) -> None:
     """Remove all but the newest snapshots of each stack, and what killed jobs left."""
+    from resilience_pipelines.snapshots.retention import Policy
+
     store = _store(home)
     rows: list[dict[str, Any]] = [
-        {"snapshot": item.manifest.snapshot_id, "image_bytes": item.manifest.image_bytes,
-         "removed": not dry_run}
-        for item in store.prune(keep, dry_run=dry_run)
+        {"snapshot": item.snapshot_id, "image_bytes": item.image_bytes, "removed": not dry_run}
+        for item in store.prune(Policy(keep=keep), dry_run=dry_run)
     ]  # fmt: skip
     if not dry_run:
         store.clean()

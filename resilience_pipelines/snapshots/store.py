@@ -24,8 +24,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from resilience_pipelines.durability import sync
-from resilience_pipelines.errors import InputError, StorageError
+from resilience_pipelines.durability import replace_text, sync
+from resilience_pipelines.errors import InputError, ResilienceError, StorageError
 from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
 from resilience_pipelines.snapshots.manifest import (
     CHUNK_BYTES,
@@ -34,8 +34,10 @@ from resilience_pipelines.snapshots.manifest import (
     Manifest,
 )
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
+from resilience_pipelines.snapshots.retention import Doomed, Policy, choose_doomed
 
 MANIFEST_NAME = "manifest.json"
+_PINS = ".pins"
 MAX_MANIFEST_BYTES = 64 * 2**20
 _HASH_THREADS = min(8, os.cpu_count() or 1)
 _READ_BYTES = 1 << 20
@@ -80,7 +82,7 @@ class PartialSnapshot(_SnapshotFolder):
         chunks = [
             (path, offset)
             for path, size in zip(paths, sizes, strict=True)
-            for offset in _chunk_offsets(size)
+            for offset in chunk_offsets(size)
         ]
         with ThreadPoolExecutor(_HASH_THREADS) as pool:
             digests = pool.map(lambda chunk: _chunk_sha256(*chunk), chunks)
@@ -88,7 +90,7 @@ class PartialSnapshot(_SnapshotFolder):
                 ImageFile(
                     path=str(path.relative_to(self.folder)),
                     bytes=size,
-                    sha256=tuple(next(digests) for _ in _chunk_offsets(size)),
+                    sha256=tuple(next(digests) for _ in chunk_offsets(size)),
                 )
                 for path, size in zip(paths, sizes, strict=True)
             )
@@ -104,7 +106,7 @@ class SnapshotStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_exposed(root)
+        refuse_exposed(root)
 
     @contextmanager
     def begin(self, snapshot_id: str) -> Iterator[PartialSnapshot]:
@@ -121,8 +123,16 @@ class SnapshotStore:
         Raises:
             SnapshotError: no space (`store_full`).
         """
+        return self.adopt(partial, manifest.model_dump_json(indent=1).encode())
+
+    def adopt(self, partial: PartialSnapshot, text: bytes) -> StoredSnapshot:
+        """Commit a snapshot whose manifest was written elsewhere; it stays as it is, to the byte.
+
+        Raises:
+            SnapshotError: no space (`store_full`), or the manifest can't be used.
+        """
+        manifest = parse_manifest(partial.snapshot_id, text)
         try:
-            text = manifest.model_dump_json(indent=1)
             _write_private(partial.folder / MANIFEST_NAME, text)
             for file in manifest.files:
                 sync(partial.folder / file.path)
@@ -164,24 +174,8 @@ class SnapshotStore:
             SnapshotError: the manifest can't be read, or others may read the snapshot.
         """
         folder = self._folder(snapshot_id)
-        _refuse_exposed(folder)
-        path = folder / MANIFEST_NAME
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(handle, "rb") as stream:
-                text = stream.read(MAX_MANIFEST_BYTES + 1)
-            if len(text) > MAX_MANIFEST_BYTES:
-                raise ValueError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
-            manifest = Manifest.model_validate_json(text)
-            if manifest.snapshot_id != snapshot_id:
-                raise ValueError(f"it is the manifest of {manifest.snapshot_id}")
-        except (OSError, ValueError, ValidationError) as error:
-            raise SnapshotError(
-                SnapshotReason.MANIFEST_UNREADABLE,
-                "gate",
-                f"The manifest of {snapshot_id} can't be used: {error}",
-                mend="Take the snapshot again, and remove this one.",
-            ) from error
+        refuse_exposed(folder)
+        manifest = parse_manifest(snapshot_id, read_manifest(folder))
         return StoredSnapshot(folder, manifest)
 
     def verify(self, snapshot: StoredSnapshot) -> None:
@@ -230,28 +224,44 @@ class SnapshotStore:
         size = sum(path.stat().st_size for path in _regular_files(folder))
         doomed = self.root / f".removed-{snapshot_id}"
         folder.rename(doomed)
+        (self.root / _PINS / snapshot_id).unlink(missing_ok=True)
         shutil.rmtree(doomed)
         return size
 
-    def prune(self, keep: int, *, dry_run: bool = False) -> list[StoredSnapshot]:
-        """Remove all but the newest `keep` of each stack and worker; returns those removed.
-
-        Raises:
-            InputError: `keep` is less than 1: the last snapshot of a stack is never pruned.
-        """
-        if keep < 1:
-            raise InputError(
-                "keep", keep, "at least one snapshot of each stack stays", mend="Give 1 or more."
-            )
-        groups: dict[tuple[str, str], list[StoredSnapshot]] = {}
-        for snapshot in self.all():
-            key = (snapshot.manifest.worker, snapshot.manifest.stack.key)
-            groups.setdefault(key, []).append(snapshot)
-        doomed = [snapshot for group in groups.values() for snapshot in group[:-keep]]
+    def prune(self, policy: Policy, *, dry_run: bool = False) -> list[Doomed]:
+        """Remove what a policy does not keep; returns what that was."""
+        doomed = choose_doomed(
+            (snapshot.manifest for snapshot in self.all()),
+            policy,
+            pinned=self.pinned(),
+            is_good=self._is_good,
+        )
         if not dry_run:
-            for snapshot in doomed:
-                self.remove(snapshot.manifest.snapshot_id)
+            for item in doomed:
+                self.remove(item.snapshot_id)
         return doomed
+
+    def pin(self, snapshot_id: str) -> None:
+        """Keep a snapshot whatever a policy says; pinned already, it stays so."""
+        self._folder(snapshot_id)
+        replace_text(self.root / _PINS / snapshot_id, "")
+
+    def unpin(self, snapshot_id: str) -> None:
+        """Let policies decide again."""
+        self._folder(snapshot_id)
+        (self.root / _PINS / snapshot_id).unlink(missing_ok=True)
+
+    def pinned(self) -> frozenset[str]:
+        """Ids of the snapshots that are pinned."""
+        folder = self.root / _PINS
+        return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+
+    def _is_good(self, snapshot_id: str) -> bool:
+        try:
+            self.verify(self.get(snapshot_id))
+        except ResilienceError:
+            return False
+        return True
 
     def clean(self) -> list[Path]:
         """Remove what killed writers left; work in progress is left alone. Returns what it was."""
@@ -275,6 +285,46 @@ class SnapshotStore:
         return folder
 
 
+def read_manifest(folder: Path) -> bytes:
+    """The manifest of the snapshot in this folder, as it was written.
+
+    Raises:
+        SnapshotError: it can't be read.
+    """
+    try:
+        handle = os.open(folder / MANIFEST_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as stream:
+            return stream.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(folder.name, str(error)) from error
+
+
+def parse_manifest(snapshot_id: str, text: bytes) -> Manifest:
+    """The manifest of a snapshot from its text.
+
+    Raises:
+        SnapshotError: it can't be used, or is another's.
+    """
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise _unreadable(snapshot_id, f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        manifest = Manifest.model_validate_json(text)
+    except ValidationError as error:
+        raise _unreadable(snapshot_id, str(error)) from error
+    if manifest.snapshot_id != snapshot_id:
+        raise _unreadable(snapshot_id, f"it is the manifest of {manifest.snapshot_id}")
+    return manifest
+
+
+def _unreadable(snapshot_id: str, problem: str) -> SnapshotError:
+    return SnapshotError(
+        SnapshotReason.MANIFEST_UNREADABLE,
+        "gate",
+        f"The manifest of {snapshot_id} can't be used: {problem}",
+        mend="Take the snapshot again, and remove this one.",
+    )
+
+
 def storage_failure(error: OSError, phase: str) -> SnapshotError | StorageError:
     """The error that a failed write to the store means."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -287,7 +337,12 @@ def storage_failure(error: OSError, phase: str) -> SnapshotError | StorageError:
     return StorageError(f"The snapshot store can't be written: {error}.")
 
 
-def _refuse_exposed(folder: Path) -> None:
+def refuse_exposed(folder: Path) -> None:
+    """Refuse a folder that others than its owner may enter.
+
+    Raises:
+        SnapshotError: `store_exposed`
+    """
     facts = folder.stat()
     if stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid not in (0, os.geteuid()):
         raise SnapshotError(
@@ -316,7 +371,7 @@ def _check_contents(snapshot: StoredSnapshot, files: Iterable[ImageFile]) -> Non
     chunks = [
         (file, offset, digest)
         for file in files
-        for offset, digest in zip(_chunk_offsets(file.bytes), file.sha256, strict=True)
+        for offset, digest in zip(chunk_offsets(file.bytes), file.sha256, strict=True)
     ]
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         checks = pool.map(lambda chunk: _check_chunk(snapshot, *chunk), chunks)
@@ -348,7 +403,8 @@ def _check_chunk(snapshot: StoredSnapshot, file: ImageFile, offset: int, digest:
     )
 
 
-def _chunk_offsets(size: int) -> range:
+def chunk_offsets(size: int) -> range:
+    """Where the chunks of a file begin; an empty file has one."""
     return range(0, max(size, 1), CHUNK_BYTES)
 
 
@@ -377,9 +433,9 @@ def _regular_files(base: Path) -> list[Path]:
     return [path for path in _all_entries(base) if path.is_file() and not path.is_symlink()]
 
 
-def _write_private(path: Path, text: str) -> None:
+def _write_private(path: Path, content: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())

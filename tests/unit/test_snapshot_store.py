@@ -11,29 +11,11 @@ from pathlib import Path
 import pytest
 
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.snapshots.manifest import CHUNK_BYTES, Manifest, new_snapshot_id
+from resilience_pipelines.snapshots.manifest import CHUNK_BYTES, new_snapshot_id
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
-from resilience_pipelines.snapshots.store import MANIFEST_NAME, SnapshotStore, StoredSnapshot
-from resilience_pipelines.stack import Stack
-from resilience_pipelines.workers.oracle import RecordedAnswer
-
-
-def put(
-    store: SnapshotStore, engine_version: str = "1", content: bytes = b"page"
-) -> StoredSnapshot:
-    snapshot_id = new_snapshot_id()
-    with store.begin(snapshot_id) as partial:
-        (partial.images / "pages-1.img").write_bytes(content)
-        (partial.shared_memory / "psm_1").write_bytes(b"shared")
-        manifest = Manifest(
-            snapshot_id=snapshot_id, created_at=datetime.now(UTC), engine="criu",
-            criu_version="4.2.1", worker="reference",
-            stack=Stack(engine="reference", engine_version=engine_version), cpu_features=("avx",),
-            port=8000, root_pid=1000, output_pipe="pipe:[1]",
-            answer=RecordedAnswer(prompt="p", token_ids=(1,), logprobs=(-1.0,)),
-            files=partial.describe_files(), mapped_files=(),
-        )  # fmt: skip
-        return store.commit(partial, manifest)
+from resilience_pipelines.snapshots.retention import Policy
+from resilience_pipelines.snapshots.store import MANIFEST_NAME, SnapshotStore
+from tests.support.snapshots import put
 
 
 @pytest.fixture
@@ -54,7 +36,7 @@ def test_every_byte_of_a_file_of_several_chunks_is_checked(
     store: SnapshotStore, extra: int
 ) -> None:
     content = bytes(CHUNK_BYTES * 2 + extra)
-    snapshot = put(store, content=content)
+    snapshot = put(store, pages=content)
     store.verify(snapshot)
     path = snapshot.images / "pages-1.img"
     for offset in (0, CHUNK_BYTES - 1, CHUNK_BYTES, len(content) - 1):
@@ -80,9 +62,9 @@ def test_leaving_without_a_commit_leaves_nothing(store: SnapshotStore) -> None:
 def test_pruning_keeps_the_newest_of_each_stack(store: SnapshotStore) -> None:
     made = [put(store, version) for version in ("1", "1", "2", "1")]
     order = sorted(made, key=lambda s: s.manifest.snapshot_id)
-    doomed = store.prune(1, dry_run=True)
+    doomed = store.prune(Policy(keep=1), dry_run=True)
     assert len(store.all()) == 4
-    assert store.prune(1) == doomed
+    assert store.prune(Policy(keep=1)) == doomed
     kept = {s.manifest.stack.engine_version: s for s in store.all()}
     assert set(kept) == {"1", "2"}
     assert kept["1"] == [s for s in order if s.manifest.stack.engine_version == "1"][-1]
@@ -92,7 +74,7 @@ def test_pruning_keeps_the_newest_of_each_stack(store: SnapshotStore) -> None:
 def test_the_last_snapshot_is_never_pruned(store: SnapshotStore, keep: int) -> None:
     put(store)
     with pytest.raises(InputError, match="keep"):
-        store.prune(keep)
+        store.prune(Policy(keep=keep))
     assert len(store.all()) == 1
 
 
@@ -191,3 +173,21 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     assert store.root.stat().st_mode & 0o077 == 0
     assert snapshot.folder.stat().st_mode & 0o077 == 0
     assert (snapshot.folder / MANIFEST_NAME).stat().st_mode & 0o077 == 0
+
+
+def test_a_pinned_snapshot_stays_until_it_is_unpinned(store: SnapshotStore) -> None:
+    old = put(store, created_at=datetime(2026, 1, 1, tzinfo=UTC)).manifest.snapshot_id
+    put(store)
+    store.pin(old)
+    assert store.prune(Policy(keep=1)) == []
+    store.unpin(old)
+    assert [item.snapshot_id for item in store.prune(Policy(keep=1))] == [old]
+    assert store.pinned() == frozenset()
+
+
+def test_the_last_good_snapshot_stays_where_newer_ones_are_damaged(store: SnapshotStore) -> None:
+    good = put(store, created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    damaged = put(store)
+    (damaged.images / "pages-1.img").write_bytes(b"pagE")
+    assert store.prune(Policy(keep=1)) == []
+    store.verify(good)
