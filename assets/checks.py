@@ -37,7 +37,7 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     Verdict,
 )
-from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.snapshots.settings import open_store
 from resilience_pipelines.trends.comparison import UpgradeVerdict
 from resilience_pipelines.upgrades import newest_upgrades
 from resilience_pipelines.warehouse.landing import read_landing
@@ -326,7 +326,7 @@ def image_intact(context: dg.AssetCheckExecutionContext, home: HomeResource) -> 
     try:
         record = _newest(context, snapshot_images)
         ids = [item.snapshot_id for item in record.snapshots if item.snapshot_id]
-        store = SnapshotStore(home.open().snapshots)
+        store = open_store(home.open())
         for snapshot_id in ids:
             store.verify(store.get(snapshot_id))
     except ResilienceError as error:

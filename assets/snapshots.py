@@ -19,7 +19,7 @@ from resilience_pipelines.dagster_io.launcher import JobLauncher
 from resilience_pipelines.dagster_io.metadata import in_dashboard, snapshot_metadata
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.snapshots.retention import Policy
-from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.snapshots.settings import open_store
 
 DESCRIPTION = """\
 A snapshot of a live worker, kept in the store of the data home: the worker answers the oracle, goes
@@ -71,7 +71,7 @@ def snapshot_images(
     with failures():
         data_home = home.open()
         landed = measure(context, data_home, launcher, config)
-        pruned = SnapshotStore(data_home.snapshots).prune(Policy(keep=config.keep))
+        pruned = open_store(data_home).prune(Policy(keep=config.keep))
         return dg.MaterializeResult(
             metadata=snapshot_metadata(landed)
             | in_dashboard(data_home, landed)

@@ -22,7 +22,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -33,11 +32,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from resilience_pipelines import __version__
+from resilience_pipelines import __version__, cli_snapshots
 from resilience_pipelines.answers import Form, choose_form, encode, write_file
-from resilience_pipelines.cli_tables import print_record, print_rows
+from resilience_pipelines.cli_common import HomeOption, JsonOption, err, out, print_json, show_rows
+from resilience_pipelines.cli_tables import print_record
 from resilience_pipelines.errors import InputError, ResilienceError, Stopped
-from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
+from resilience_pipelines.home import open_home
 
 if TYPE_CHECKING:
     from resilience_pipelines.trends.comparison import Comparison
@@ -54,16 +54,9 @@ kubernetes_app = typer.Typer(help="Jobs on a Kubernetes cluster (docs/kubernetes
 app.add_typer(faults_app, name="faults", no_args_is_help=True)
 app.add_typer(kubernetes_app, name="kubernetes", no_args_is_help=True)
 app.add_typer(run_app, name="run", no_args_is_help=True)
+snapshot_app.add_typer(cli_snapshots.app)
 app.add_typer(snapshot_app, name="snapshot", no_args_is_help=True)
 
-out = Console()
-err = Console(stderr=True)
-
-HomeOption = Annotated[
-    Path | None,
-    typer.Option("--home", envvar=ENVIRONMENT_VARIABLE, help="Data home (default: .resilience)."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 WorkerOption = Annotated[str, typer.Option("--worker", help="The worker to measure.")]
 LauncherOption = Annotated[
     str | None,
@@ -145,7 +138,7 @@ def stack(
         "software_label": found.software_label,
     }
     if as_json:
-        _print_json(values)
+        print_json(values)
         return
     print_record(
         {name: "[dim]not known[/]" if v is None else escape(str(v)) for name, v in values.items()},
@@ -246,7 +239,7 @@ def _list_faults(as_json: bool) -> None:
         }
         for fault in CATALOGUE.values()
     ]
-    _print_rows(rows, as_json)
+    show_rows(rows, as_json)
 
 
 @faults_app.command("export")
@@ -399,25 +392,6 @@ def snapshot_create(
     )
 
 
-@snapshot_app.command("list")
-def snapshot_list(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the snapshots of the store."""
-    store = _store(home)
-    rows: list[dict[str, Any]] = [
-        {
-            "snapshot": item.manifest.snapshot_id,
-            "worker": item.manifest.worker,
-            "stack": item.manifest.stack.software_label,
-            "image_bytes": item.manifest.image_bytes,
-            "created_at": item.manifest.created_at.isoformat(),
-        }
-        for item in store.all()
-    ]
-    _print_rows(rows, as_json)
-    for snapshot_id in store.unreadable():
-        err.print(f"[yellow]{snapshot_id}: its manifest can't be used[/]")
-
-
 @snapshot_app.command("inspect")
 def snapshot_inspect(
     snapshot: Annotated[str, typer.Argument(help="Id of the snapshot.")],
@@ -433,7 +407,7 @@ def snapshot_inspect(
     machine = read_machine(make_worker(manifest.worker, data_home), data_home)
     problems = check(manifest, Host(machine.stack, frozenset(read_cpu_features())))
     if as_json:
-        _print_json(
+        print_json(
             manifest.model_dump(mode="json")
             | {
                 "restorable_here": not any(item.blocking for item in problems),
@@ -459,43 +433,6 @@ def snapshot_inspect(
         out.print(f"[{colour}]{escape(str(item))}[/]", soft_wrap=True)
     if not problems:
         out.print("[green]compatible[/]: this machine is what it was taken on")
-
-
-@snapshot_app.command("verify")
-def snapshot_verify(
-    snapshots: Annotated[
-        list[str] | None, typer.Argument(help="Ids of snapshots; all of the store if none.")
-    ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read every byte of snapshots and compare it with their manifests."""
-    store = _store(home)
-    chosen = snapshots or [
-        *(item.manifest.snapshot_id for item in store.all()),
-        *store.unreadable(),
-    ]
-    rows: list[dict[str, Any]] = []
-    for snapshot_id in chosen:
-        begin = time.monotonic()
-        problem = ""
-        try:
-            store.verify(store.get(snapshot_id))
-        except InputError:
-            raise
-        except ResilienceError as error:
-            problem = error.reason
-        rows.append(
-            {
-                "snapshot": snapshot_id,
-                "intact": not problem,
-                "seconds": round(time.monotonic() - begin, 3),
-                "problem": problem,
-            }
-        )
-    _print_rows(rows, as_json)
-    if not all(row["intact"] for row in rows):
-        raise typer.Exit(6)
 
 
 @snapshot_app.command("restore")
@@ -529,29 +466,9 @@ def snapshot_restore(
                 )  # fmt: skip
             phases = {phase.name: round(phase.duration_s, 4) for phase in started.phases}
             rows.append({"total_s": round(started.total_s, 4), **phases, "oracle": answer.verdict})
-    _print_rows(rows, as_json)
+    show_rows(rows, as_json)
     if any(row["oracle"] != "equal" for row in rows):
         raise typer.Exit(1)
-
-
-@snapshot_app.command("prune")
-def snapshot_prune(
-    keep: Annotated[int, typer.Option(help="Newest snapshots to keep of each stack.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Remove all but the newest snapshots of each stack, and what killed jobs left."""
-    from resilience_pipelines.snapshots.retention import Policy
-
-    store = _store(home)
-    rows: list[dict[str, Any]] = [
-        {"snapshot": item.snapshot_id, "image_bytes": item.image_bytes, "removed": not dry_run}
-        for item in store.prune(Policy(keep=keep), dry_run=dry_run)
-    ]  # fmt: skip
-    if not dry_run:
-        store.clean()
-    _print_rows(rows, as_json)
 
 
 @app.command()
@@ -590,7 +507,7 @@ def load(
         ],
     }
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         out.print(f"{facts['loaded']} loaded, {facts['already_loaded']} already there")
         for folder, reason in report.rejected:
@@ -615,7 +532,7 @@ def publish(
     written = [path, *([path.parent / "parquet"] if parquet else [])]
     if as_json:
         facts = {"published": str(path), "bytes": path.stat().st_size}
-        _print_json(facts | ({"parquet": str(written[1])} if parquet else {}))
+        print_json(facts | ({"parquet": str(written[1])} if parquet else {}))
         return
     for made in written:
         out.print(str(made), soft_wrap=True)
@@ -643,7 +560,7 @@ def query(
         write_file(file, encode(frame, form))
         out.print(f"{len(frame)} rows in {escape(str(file))}", soft_wrap=True)
     elif form is Form.TABLE:
-        _print_rows(frame.to_dicts(), False)
+        show_rows(frame.to_dicts(), False)
     else:
         sys.stdout.write(encode(frame, form).decode())
 
@@ -690,10 +607,10 @@ def releases(
         if prereleases or not item.release.prerelease
     ]
     if as_json:
-        _print_json({"releases": rows, "failed": failed})
+        print_json({"releases": rows, "failed": failed})
     else:
         shown = ("feed", "version", "state", "branch", "kind", "released", "withdrawn")
-        _print_rows([{key: row[key] for key in shown} for row in rows], False)
+        show_rows([{key: row[key] for key in shown} for row in rows], False)
         for name, why in failed.items():
             err.print(f"[red]{name}[/]: {escape(why)}", soft_wrap=True)
     if failed:
@@ -723,7 +640,7 @@ def trends(
         [muted],
     ).to_dicts()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     shown = [
         {
@@ -740,7 +657,7 @@ def trends(
         }
         for row in rows
     ]
-    _print_rows(shown, False)
+    show_rows(shown, False)
 
 
 @app.command()
@@ -793,7 +710,7 @@ def decide(
             str(first["loc"][0]), str(first["input"])[:100], first["msg"], mend="Shorten it."
         ) from error
     if as_json:
-        _print_json(decision.model_dump(mode="json"))
+        print_json(decision.model_dump(mode="json"))
     else:
         out.print(f"{decision.change_id} is {decision.decision.value}")
         out.print("next: resilience load && resilience publish")
@@ -844,7 +761,7 @@ def import_baselines(
     found = FORMATS[file_format](content, Origin(source or file.name, url, facts))
     _, new = keep(open_home(home), found)
     if as_json:
-        _print_json({"figures": len(found), "new": new})
+        print_json({"figures": len(found), "new": new})
     else:
         out.print(f"{len(found)} figures, {new} of them new")
         out.print("next: resilience load && resilience publish")
@@ -864,7 +781,7 @@ def baselines(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "from baselines order by product, model, arm nulls last, figure, source, baseline_id",
     ).to_dicts()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     shown = [
         {
@@ -879,7 +796,7 @@ def baselines(home: HomeOption = None, as_json: JsonOption = False) -> None:
         }
         for row in rows
     ]
-    _print_rows(shown, False)
+    show_rows(shown, False)
 
 
 @app.command()
@@ -914,7 +831,7 @@ def compare(
         max_slowdown=max_slowdown,
     )
     if as_json:
-        _print_json(upgrade.as_dict())
+        print_json(upgrade.as_dict())
     else:
         _show_comparison(upgrade.comparison, upgrade.changed)
     code = _verdict_code(upgrade.comparison.verdict)
@@ -941,7 +858,7 @@ def upgrades(
 
     found = newest_upgrades(open_home(home))
     if as_json:
-        _print_json([upgrade.as_dict() for upgrade in found])
+        print_json([upgrade.as_dict() for upgrade in found])
     elif not found:
         out.print("No machine was measured with two stacks yet.")
     for upgrade in [] if as_json else found:
@@ -980,7 +897,7 @@ def _show_comparison(result: Comparison, differing: Mapping[str, tuple[object, o
     changed = [
         {"dimension": name, "from": old, "to": new} for name, (old, new) in differing.items()
     ]
-    _print_rows(changed, False)
+    show_rows(changed, False)
     out.print()
     rows = [
         {
@@ -994,7 +911,7 @@ def _show_comparison(result: Comparison, differing: Mapping[str, tuple[object, o
         }
         for item in result.differences
     ]
-    _print_rows(rows, False)
+    show_rows(rows, False)
 
 
 def _percent(fraction: float | None) -> str:
@@ -1017,7 +934,7 @@ def dashboard(
     with _status("writing the dashboard", as_json):
         report = write_dashboard(data_home.published, target)
     if as_json:
-        _print_json({"path": str(report.path), "bytes": report.bytes})
+        print_json({"path": str(report.path), "bytes": report.bytes})
     else:
         out.print(str(report.path))
 
@@ -1038,7 +955,7 @@ def kubernetes_clean(
     data_home = open_home(home)
     with closing(connect(kubernetes_settings(data_home, settings))) as cluster:
         removed = clean_orphans(cluster, data_home)
-    _print_rows([{"removed_run": run_id} for run_id in removed], as_json)
+    show_rows([{"removed_run": run_id} for run_id in removed], as_json)
 
 
 @app.command()
@@ -1077,7 +994,7 @@ def demo(
     page = data_home.dashboard / "index.html"
     seconds = round(time.monotonic() - begin, 1)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "startup": startup.to_dicts(),
                 "faults": verdicts.to_dicts(),
@@ -1090,8 +1007,8 @@ def demo(
     if startup["stack_key"].n_unique() == startup["worker"].n_unique():
         # Without the key, which tells no more then, the table fits into 80 columns.
         startup = startup.drop("stack_key")
-    _print_rows(startup.to_dicts(), False)
-    _print_rows(verdicts.to_dicts(), False)
+    show_rows(startup.to_dicts(), False)
+    show_rows(verdicts.to_dicts(), False)
     out.print()
     print_record(
         {
@@ -1118,7 +1035,7 @@ def _run(
         result = launch(spec, data_home, report)
     record = json.loads((result.folder / "run.json").read_text())
     if as_json:
-        _print_json(
+        print_json(
             {
                 "run_id": result.run_id,
                 "folder": str(result.folder),
@@ -1217,13 +1134,13 @@ def _show_record(record: Mapping[str, Any]) -> None:
     ):  # fmt: skip
         rows = [{column: item[column] for column in columns} for item in record[name]]
         if rows:
-            _print_rows(rows, False)
+            show_rows(rows, False)
 
 
 def _store(home: Path | None) -> Any:
-    from resilience_pipelines.snapshots.store import SnapshotStore
+    from resilience_pipelines.snapshots.settings import open_store
 
-    return SnapshotStore(open_home(home).snapshots)
+    return open_store(open_home(home))
 
 
 def _split(text: str) -> list[str]:
@@ -1256,20 +1173,6 @@ def _status(what: str, quiet: bool) -> Iterator[None]:
         return
     with err.status(what):
         yield
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
-
-
-def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        _print_json(rows)
-        return
-    if not rows:
-        out.print("[dim]none[/]")
-        return
-    print_rows(rows, out)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from resilience_pipelines.snapshots.criu_binary import find_criu
 from resilience_pipelines.snapshots.cuda import CudaEngine
 from resilience_pipelines.snapshots.device import DeviceEngine, NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
-from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.snapshots.settings import open_store
 from resilience_pipelines.stack import Stack, read_gpu, read_host
 from resilience_pipelines.workers.base import Worker
 from resilience_pipelines.workers.reference_host import ReferenceWorker
@@ -114,7 +114,7 @@ def read_machine(worker: Worker, home: Home) -> MachineContext:
     engine = None
     if criu is not None:
         host = Host(stack, frozenset(read_cpu_features()))
-        engine = SnapshotEngine(SnapshotStore(home.snapshots), criu, device, host, home.work)
+        engine = SnapshotEngine(open_store(home), criu, device, host, home.work)
     return MachineContext(worker, stack, support, device, engine, why)
 
 

@@ -23,6 +23,7 @@ class SnapshotReason(StrEnum):
     STORE_EXPOSED = "store_exposed"
     SOURCE_LOST = "source_lost"
     MANIFEST_UNREADABLE = "manifest_unreadable"
+    MANIFEST_UNTRUSTED = "manifest_untrusted"
     IMAGE_CORRUPT = "image_corrupt"
     INCOMPATIBLE = "incompatible"
     RESTORE_FAILED = "restore_failed"

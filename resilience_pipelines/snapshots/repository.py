@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from resilience_pipelines.errors import BusyError, CorruptError, InputError
 from resilience_pipelines.owned_folder import remove_orphans
+from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
 from resilience_pipelines.snapshots.leases import Leases, Purpose
 from resilience_pipelines.snapshots.manifest import (
     CHUNK_BYTES,
@@ -42,6 +43,7 @@ from resilience_pipelines.snapshots.store import (
     chunk_offsets,
     parse_manifest,
     read_manifest,
+    read_signature,
     storage_failure,
 )
 
@@ -108,15 +110,24 @@ class _Chunk:
 class Repository:
     """Snapshots in a storage.
 
+    Args:
+        trust: whose manifests are believed; a signature was made when the snapshot was taken.
+
     Raises:
         CorruptError, InputError: the storage holds a repository with another key.
     """
 
     def __init__(
-        self, storage: Storage, sealing: Sealing = UNSEALED, leases: Leases | None = None
+        self,
+        storage: Storage,
+        sealing: Sealing = UNSEALED,
+        *,
+        trust: Trust = NO_TRUST,
+        leases: Leases | None = None,
     ) -> None:
         self._storage = storage
         self._sealing = sealing
+        self._trust = trust
         self._leases = leases or Leases(storage)
         content = storage.get(FORMAT)
         self._begun = content is not None
@@ -160,7 +171,8 @@ class Repository:
                 progress(done, len(chunks))
             name = MANIFESTS + manifest.snapshot_id
             lease.check()
-            stored += self._write(name, _envelope(text))
+            envelope = {"manifest": text.decode(), "ed25519": read_signature(snapshot.folder)}
+            stored += self._write(name, json.dumps(envelope).encode())
             try:
                 lease.check()
             except BusyError:
@@ -186,7 +198,7 @@ class Repository:
             BusyError: another process is getting it.
             StorageError: the storage failed.
         """
-        text = self._manifest_text(snapshot_id)
+        text, signature = self._manifest_text(snapshot_id)
         manifest = parse_manifest(snapshot_id, text)
         if (store.root / snapshot_id).exists():
             raise InputError(
@@ -197,7 +209,7 @@ class Repository:
         try:
             with store.begin(snapshot_id) as partial:
                 self._fetch_into(partial, manifest, progress)
-                return store.adopt(partial, text)
+                return store.adopt(partial, text, signature)
         except FileExistsError as error:
             raise BusyError(f"{snapshot_id} is being brought into the store already.") from error
         except OSError as error:
@@ -218,7 +230,7 @@ class Repository:
             InputError: there is no such snapshot.
             SnapshotError, CorruptError: it can't be used.
         """
-        text = self._manifest_text(snapshot_id)
+        text, _ = self._manifest_text(snapshot_id)
         return parse_manifest(snapshot_id, text)
 
     def verify(self, snapshot_id: str) -> None:
@@ -359,25 +371,28 @@ class Repository:
             if sealed is None:
                 continue  # removed since it was listed
             try:
-                manifests.append(parse_manifest(snapshot_id, self._open(snapshot_id, sealed)))
+                text, _ = self._open(snapshot_id, sealed)
+                manifests.append(parse_manifest(snapshot_id, text))
             except (SnapshotError, CorruptError, InputError):
                 lost.append(snapshot_id)
         return manifests, lost
 
-    def _manifest_text(self, snapshot_id: str) -> bytes:
+    def _manifest_text(self, snapshot_id: str) -> tuple[bytes, str | None]:
         _check_id(snapshot_id)
         sealed = self._storage.get(MANIFESTS + snapshot_id)
         if sealed is None:
             raise self._unknown(snapshot_id)
         return self._open(snapshot_id, sealed)
 
-    def _open(self, snapshot_id: str, sealed: bytes) -> bytes:
-        name = MANIFESTS + snapshot_id
+    def _open(self, snapshot_id: str, sealed: bytes) -> tuple[bytes, str | None]:
+        """A manifest's text, which somebody signed whom we trust, and the signature."""
         try:
-            text: str = json.loads(self._sealing.open(name, sealed))["manifest"]
-            return text.encode()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            envelope = json.loads(self._sealing.open(MANIFESTS + snapshot_id, sealed))
+            text, signature = str(envelope["manifest"]).encode(), envelope["ed25519"]
+        except (ValueError, KeyError, TypeError) as error:
             raise CorruptError(f"The manifest of {snapshot_id} is not what was put.") from error
+        self._trust.check(snapshot_id, text, signature)
+        return text, signature
 
     def _write(self, name: str, content: bytes) -> int:
         sealed = self._sealing.seal(name, content)
@@ -428,10 +443,6 @@ def _parallel(work: Callable[[_S], _T], items: list[_S]) -> Iterator[_T]:
             yield from pool.map(work, items)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _envelope(text: bytes) -> bytes:
-    return json.dumps({"manifest": text.decode()}).encode()
 
 
 def _read_range(path: Path, offset: int, count: int) -> bytes:

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from resilience_pipelines.durability import replace_text, sync
 from resilience_pipelines.errors import InputError, ResilienceError, StorageError
 from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
+from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
 from resilience_pipelines.snapshots.manifest import (
     CHUNK_BYTES,
     SNAPSHOT_ID_PATTERN,
@@ -37,8 +38,10 @@ from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.retention import Doomed, Policy, choose_doomed
 
 MANIFEST_NAME = "manifest.json"
+SIGNATURE_NAME = "manifest.sig"
 _PINS = ".pins"
 MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_SIGNATURE_BYTES = 1024
 _HASH_THREADS = min(8, os.cpu_count() or 1)
 _READ_BYTES = 1 << 20
 
@@ -99,12 +102,16 @@ class PartialSnapshot(_SnapshotFolder):
 class SnapshotStore:
     """Snapshots below one folder.
 
+    Args:
+        trust: signs what is committed, and decides whose manifests are believed.
+
     Raises:
         SnapshotError: others than the owner may look into the folder (`store_exposed`).
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trust: Trust = NO_TRUST) -> None:
         self.root = root
+        self._trust = trust
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_exposed(root)
 
@@ -123,9 +130,10 @@ class SnapshotStore:
         Raises:
             SnapshotError: no space (`store_full`).
         """
-        return self.adopt(partial, manifest.model_dump_json(indent=1).encode())
+        text = manifest.model_dump_json(indent=1).encode()
+        return self.adopt(partial, text, self._trust.sign(text))
 
-    def adopt(self, partial: PartialSnapshot, text: bytes) -> StoredSnapshot:
+    def adopt(self, partial: PartialSnapshot, text: bytes, signature: str | None) -> StoredSnapshot:
         """Commit a snapshot whose manifest was written elsewhere; it stays as it is, to the byte.
 
         Raises:
@@ -134,6 +142,8 @@ class SnapshotStore:
         manifest = parse_manifest(partial.snapshot_id, text)
         try:
             _write_private(partial.folder / MANIFEST_NAME, text)
+            if signature is not None:
+                _write_private(partial.folder / SIGNATURE_NAME, signature.encode())
             for file in manifest.files:
                 sync(partial.folder / file.path)
             for folder in (partial.images, partial.shared_memory, partial.folder):
@@ -171,11 +181,14 @@ class SnapshotStore:
 
         Raises:
             InputError: the id is none, or no such snapshot is here.
-            SnapshotError: the manifest can't be read, or others may read the snapshot.
+            SnapshotError: the manifest can't be read or is not trusted, or others may read the
+                snapshot.
         """
         folder = self._folder(snapshot_id)
         refuse_exposed(folder)
-        manifest = parse_manifest(snapshot_id, read_manifest(folder))
+        text = read_manifest(folder)
+        self._trust.check(snapshot_id, text, read_signature(folder))
+        manifest = parse_manifest(snapshot_id, text)
         return StoredSnapshot(folder, manifest)
 
     def verify(self, snapshot: StoredSnapshot) -> None:
@@ -219,12 +232,22 @@ class SnapshotStore:
         _check_contents(snapshot, [file for file in snapshot.manifest.files if _holds_pages(file)])
 
     def remove(self, snapshot_id: str) -> int:
-        """Delete one snapshot; returns the bytes freed. It vanishes in one step."""
+        """Delete one snapshot; returns the bytes freed. It vanishes in one step.
+
+        Its space is free then, but nothing is overwritten: a file system or a disk may keep it.
+
+        Raises:
+            InputError: there is no such snapshot, or it is pinned.
+        """
         folder = self._folder(snapshot_id)
+        if snapshot_id in self.pinned():
+            raise InputError(
+                "snapshot", snapshot_id, "it is pinned",
+                mend="`resilience snapshot unpin` it first.",
+            )  # fmt: skip
         size = sum(path.stat().st_size for path in _regular_files(folder))
         doomed = self.root / f".removed-{snapshot_id}"
         folder.rename(doomed)
-        (self.root / _PINS / snapshot_id).unlink(missing_ok=True)
         shutil.rmtree(doomed)
         return size
 
@@ -297,6 +320,16 @@ def read_manifest(folder: Path) -> bytes:
             return stream.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise _unreadable(folder.name, str(error)) from error
+
+
+def read_signature(folder: Path) -> str | None:
+    """The signature of the manifest in this folder; None where there is none to be read."""
+    try:
+        handle = os.open(folder / SIGNATURE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as stream:
+            return stream.read(MAX_SIGNATURE_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def parse_manifest(snapshot_id: str, text: bytes) -> Manifest:

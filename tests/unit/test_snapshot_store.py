@@ -180,6 +180,8 @@ def test_a_pinned_snapshot_stays_until_it_is_unpinned(store: SnapshotStore) -> N
     put(store)
     store.pin(old)
     assert store.prune(Policy(keep=1)) == []
+    with pytest.raises(InputError, match="pinned"):
+        store.remove(old)
     store.unpin(old)
     assert [item.snapshot_id for item in store.prune(Policy(keep=1))] == [old]
     assert store.pinned() == frozenset()
