@@ -14,6 +14,7 @@ import dagster as dg
 from assets.dashboard import dashboard
 from assets.faults import fault_runs
 from assets.releases import releases
+from assets.retention import prune_snapshots
 from assets.snapshots import snapshot_images
 from assets.startup import startup_measurements
 from assets.warehouse import marts, published_database, raw_tables
@@ -66,5 +67,5 @@ read_releases = dg.define_asset_job(
 
 JOBS = (
     main_job, take_snapshot, measure_startup, inject_faults, refresh_warehouse, refresh_dashboard,
-    read_releases,
+    read_releases, prune_snapshots,
 )  # fmt: skip

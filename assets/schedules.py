@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from assets.jobs import main_job, read_releases
+from assets.retention import prune_snapshots
 from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.resources import HomeResource
@@ -45,4 +46,14 @@ daily_releases = dg.ScheduleDefinition(
     "have a mirror for.",
 )
 
-SCHEDULES = (weekly_main, daily_releases)
+daily_pruning = dg.ScheduleDefinition(
+    name="daily_pruning",
+    job=prune_snapshots,
+    cron_schedule="30 4 * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+    description="Removes old snapshots every day at 04:30 UTC. Stopped until somebody starts it: "
+    "it deletes, and only an operator knows whether the limits of snapshots.toml are meant.",
+)
+
+SCHEDULES = (weekly_main, daily_releases, daily_pruning)

@@ -1,6 +1,7 @@
 """Retention: which snapshots go, by number, age and size.
 
-What belongs here: the decision. What does not: removing anything (`store`, `repository`).
+What belongs here: the decision, and which workers need a new snapshot. What does not: removing
+anything (`store`, `repository`).
 
 Snapshots of one worker and stack are judged together. Never removed are a pinned snapshot and the
 last one of a stack that is known to be good.
@@ -8,12 +9,13 @@ last one of a stack that is known to be good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.snapshots.manifest import Manifest
+from resilience_pipelines.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ def choose_doomed(
         condemned -= _spared(group, condemned, is_good)
     return sorted(
         (item for item in doomed if item.snapshot_id in condemned), key=lambda d: d.snapshot_id
+    )
+
+
+def without_current_stack(manifests: Iterable[Manifest], here: Mapping[str, Stack]) -> list[str]:
+    """The workers that have snapshots, but none of their stack on this machine.
+
+    Args:
+        here: the stack of each worker that can run on this machine.
+    """
+    stacks: dict[str, set[str]] = {}
+    for manifest in manifests:
+        stacks.setdefault(manifest.worker, set()).add(manifest.stack.key)
+    return sorted(
+        worker for worker, keys in stacks.items() if worker in here and here[worker].key not in keys
     )
 
 
