@@ -257,7 +257,7 @@ def faults_export(
     from resilience_pipelines.faults.run import FaultPlan
 
     plan = FaultPlan(tuple(faults or ()), tuple(_split(recoveries)), repeats, controls)
-    _print_json(make_experiment(plan, worker))
+    print_json(make_experiment(plan, worker))
 
 
 @faults_app.command("journal")
@@ -285,7 +285,7 @@ def faults_journal(
             "MEASUREMENT", measurement, "this run has no such fault experiment",
             mend=f"Choose from {', '.join(runs) or 'another run'}.",
         )  # fmt: skip
-    _print_json(make_journal(record, runs[name]))
+    print_json(make_journal(record, runs[name]))
 
 
 @faults_app.command("import")
@@ -300,7 +300,7 @@ def faults_import(
 
     imported = read_file(_read_some(file, MAX_BYTES))
     if as_json:
-        _print_json(
+        print_json(
             {"specification": imported.specification(), "left_out": list(imported.left_out)}
         )
         return
@@ -1023,88 +1023,28 @@ def demo(
 def _run(
     fields: Mapping[str, object], launcher: str | None, home: Path | None, as_json: bool
 ) -> None:
+    from resilience_pipelines.api import run
     from resilience_pipelines.job_spec import parse_spec
-    from resilience_pipelines.launchers.choice import choose
 
     spec = parse_spec(json.dumps(fields))
-    data_home = open_home(home)
-    launch = choose(data_home, launcher, tell=lambda text: err.print(f"[yellow]{escape(text)}[/]"))
     # A job that runs elsewhere has to be ended there, so this process must not just die.
     signal.signal(signal.SIGTERM, _stop)
     with _progress(as_json) as report:
-        result = launch(spec, data_home, report)
-    record = json.loads((result.folder / "run.json").read_text())
+        result = run(spec, home=home, launcher=launcher, progress=report, tell=_tell)
     if as_json:
-        print_json(
-            {
-                "run_id": result.run_id,
-                "folder": str(result.folder),
-                "unsupported": result.unsupported,
-                "notices": list(result.notices),
-                "startups": [
-                    {key: item[key] for key in ("arm", "repeat", "outcome", "total_s")}
-                    for item in record["startups"]
-                ],
-                "faults": [
-                    {key: item[key] for key in ("fault", "control", "recovery", "verdict")}
-                    for item in record["faults"]
-                ],
-                "snapshots": [
-                    {key: item[key] for key in ("snapshot_id", "outcome", "image_bytes")}
-                    for item in record["snapshots"]
-                ],
-                "compatibility": [
-                    {
-                        key: item[key]
-                        for key in (
-                            "snapshot_id",
-                            "source_stack_key",
-                            "predicted_compatible",
-                            "predictions",
-                            "outcome",
-                            "reason_code",
-                            "elapsed_s",
-                        )
-                    }
-                    for item in record["compatibility"]
-                ],
-                "collectives": [
-                    {
-                        key: item[key]
-                        for key in (
-                            "operation",
-                            "arm",
-                            "backend",
-                            "transports",
-                            "ranks",
-                            "bytes",
-                            "repeat",
-                            "outcome",
-                            "reason_code",
-                            "busbw_bytes_per_s",
-                        )
-                    }
-                    for item in record["collectives"]
-                ],
-            }
-        )
+        print_json(result.as_dict())
     else:
-        _show_record(record)
+        _show_record(result.record.model_dump(mode="json"))
         for what, why in result.unsupported.items():
             err.print(f"[yellow]{what} is not supported here:[/] {escape(why)}", soft_wrap=True)
         out.print(f"landed in {result.folder}", soft_wrap=True)
         out.print("next: resilience load && resilience publish")
-    failed = [item for item in record["startups"] if item["outcome"] == "failed"]
-    failed += [item for item in record["snapshots"] if item["outcome"] == "failed"]
-    failed += [item for item in record["faults"] if item["verdict"] in ("fail", "rollback_failed")]
-    failed += [item for item in record["collectives"] if item["outcome"] == "failed"]
-    failed += [
-        item
-        for item in record["compatibility"]
-        if item["predicted_compatible"] and item["outcome"] == "failed"
-    ]
-    if failed:
+    if result.failed:
         raise typer.Exit(1)
+
+
+def _tell(text: str) -> None:
+    err.print(f"[yellow]{escape(text)}[/]")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

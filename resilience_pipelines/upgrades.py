@@ -9,16 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Final
+
+import polars as pl
 
 from resilience_pipelines.alerts import Alert
 from resilience_pipelines.home import Home
-from resilience_pipelines.trends.comparison import Comparison, UpgradeVerdict, compare
+from resilience_pipelines.trends.comparison import (
+    Comparison,
+    Difference,
+    compare,
+)
 from resilience_pipelines.warehouse import stack_figures
 from resilience_pipelines.warehouse.query import query
 
 MAX_SLOWDOWN: Final = 0.2
 """Relevant slowdowns up to this fraction are notes, above it an upgrade is not safe."""
+
+FIGURES_SCHEMA: Final = pl.Schema(
+    {
+        "figure": pl.String,
+        "n_before": pl.Int64,
+        "n_after": pl.Int64,
+        "before": pl.Float64,
+        "after": pl.Float64,
+        "fraction": pl.Float64,
+        "low": pl.Float64,
+        "high": pl.Float64,
+        "threshold": pl.Float64,
+        "own_threshold": pl.Boolean,
+        "significant": pl.Boolean,
+        "relevant": pl.Boolean,
+    }
+)
+"""The columns of `Upgrade.figures`: the fields of a `Difference` and what follows from them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +73,13 @@ class Upgrade:
         """The verdict as it is told."""
         return Alert(f"Upgrade {self.title}", self.comparison.reasons, self.as_dict())
 
+    @property
+    def figures(self) -> pl.DataFrame:
+        """One row for each figure: medians in seconds, the relative change and its interval."""
+        return pl.DataFrame(
+            [_figure(item) for item in self.comparison.differences], schema=FIGURES_SCHEMA
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {
@@ -60,14 +92,15 @@ class Upgrade:
             "verdict": self.comparison.verdict,
             "reasons": self.comparison.reasons,
             "differing_dimensions": {name: list(pair) for name, pair in self.changed.items()},
-            "figures": [
-                asdict(item) | {"significant": item.significant, "relevant": item.relevant}
-                for item in self.comparison.differences
-            ],
+            "figures": [_figure(item) for item in self.comparison.differences],
         }
 
 
-def words(verdict: UpgradeVerdict) -> str:
+def _figure(item: Difference) -> dict[str, Any]:
+    return asdict(item) | {"significant": item.significant, "relevant": item.relevant}
+
+
+def words(verdict: StrEnum) -> str:
     """A verdict as a person writes it."""
     return verdict.value.replace("_", " ")
 
