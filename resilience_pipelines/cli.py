@@ -959,6 +959,44 @@ def kubernetes_clean(
 
 
 @app.command()
+def ci(
+    suite_file: Annotated[
+        Path, typer.Argument(metavar="SUITE", help="The suite, a TOML file (docs/ci.md).")
+    ],
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write Markdown to this file.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a suite of jobs for a CI system; the exit code is its verdict.
+
+    Exit codes: 0 pass, 1 fail, 8 not enough data, else that of the job that could not run.
+    """
+    from resilience_pipelines.ci.junit import to_junit
+    from resilience_pipelines.ci.run import Tell, run_suite
+    from resilience_pipelines.ci.suite import read_suite
+    from resilience_pipelines.ci.summary import to_markdown
+
+    suite = read_suite(suite_file)
+    for option, file in (("--junit", junit), ("--summary", summary)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise InputError(option, str(file), "its folder is not there", mend="Make it first.")
+    signal.signal(signal.SIGTERM, _stop)
+    with _progress(as_json) as report:
+        done = run_suite(suite, home, Tell(report, _tell))
+    if junit is not None:
+        write_file(junit, to_junit(done))
+    if summary is not None:
+        write_file(summary, to_markdown(done).encode())
+    if as_json:
+        _print_json(done.as_dict())
+    else:
+        sys.stdout.write(to_markdown(done))
+    if done.exit_code:
+        raise typer.Exit(done.exit_code)
+
+
+@app.command()
 def demo(
     repeats: Annotated[int, typer.Option(help="Starts of each arm; cold at most 2.")] = 3,
     fault_repeats: Annotated[int, typer.Option(help="Experiments of each fault.")] = 1,

@@ -1,0 +1,146 @@
+"""A suite file: each mistake that one makes in it is told with its line and its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience_pipelines.ci.suite import StartupJob, read_suite, spec_of
+from resilience_pipelines.ci.toml_lines import line_of
+from resilience_pipelines.errors import InputError
+from resilience_pipelines.job_spec import FaultSpec, StartupSpec
+from resilience_pipelines.records import Arm
+
+SUITE = """\
+# A gate for drivers.
+name = "gate"
+worker = "reference"
+
+[[job]]
+name = "comes back"
+kind = "startup"
+arms = [
+  "warm_cache",
+  "restore",
+]
+repeats = 2
+max_median_s = { restore = 3.0 }
+
+[[job]]
+name = "survives"
+kind = "fault"
+faults = ["worker_killed"]
+recoveries = ["restore"]
+max_recover_s = 30
+
+[compare]
+baseline = "latest"
+max_slowdown = 0.1
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "suite.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_suite_is_read_and_its_jobs_are_specifications(tmp_path: Path) -> None:
+    suite = read_suite(write(tmp_path, SUITE.replace('worker = "reference"', 'worker = "vllm"')))
+    first, second = suite.jobs
+    assert isinstance(first, StartupJob)
+    assert first.max_median_s == {Arm.RESTORE: 3.0}
+    assert spec_of(first) == StartupSpec(
+        worker="vllm", arms=(Arm.WARM_CACHE, Arm.RESTORE), repeats=2
+    )
+    assert spec_of(second) == FaultSpec(
+        worker="vllm", faults=("worker_killed",), recoveries=("restore",)
+    )
+    assert suite.compare is not None
+    assert suite.compare.max_slowdown == 0.1
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "field", "words"),
+    [
+        ('name = "gate"\n', "\n", 1, "name", "missing"),
+        ('name = "gate"', 'nam = "gate"', 2, "nam", "mean name?"),
+        ('name = "gate"', "name = 3", 2, "name", "string"),
+        ('worker = "reference"', 'worker = "vlm"', 3, "worker", "reference, torch, vllm"),
+        ('worker = "reference"', 'launcher = "k8s"', 3, "launcher", "'local' or 'kubernetes'"),
+        ("[[job]]", "[[jobs]]", 5, "jobs", "mean job?"),
+        ('kind = "startup"\n', "", 5, "job[1].kind", "startup, fault"),
+        ('kind = "startup"', 'kind = "start"', 7, "job[1].kind", "startup, fault"),
+        ('"warm_cache"', '"tepid"', 8, "job[1].arms[1]", "'warm_cache'"),
+        ('"warm_cache"', '"restore"', 8, "job[1].arms", "named once"),
+        ("repeats = 2", "repeats = 0", 12, "job[1].repeats", "greater than or equal to 1"),
+        ("repeats = 2", 'repeats = "two"', 12, "job[1].repeats", "integer"),
+        ("repeats = 2", "repeats = ", 12, "repeats", "no TOML"),
+        ("repeats = 2", "repeats = 2\nrepeats = 3", 13, "repeats", "overwrite"),
+        ("repeats = 2", "repaets = 2", 12, "job[1].repaets", "mean repeats?"),
+        ("repeats = 2", 'worker = "vlm"', 12, "job[1].worker", "no such worker"),
+        ("repeats = 2", "port = 70000", 12, "job[1].port", "65535"),
+        ("restore = 3.0", "restore = -1", 13, "job[1].max_median_s.restore", "greater than 0"),
+        ("restore = 3.0", "cold = 1", 13, "job[1].max_median_s", "arms does not"),
+        ("restore = 3.0", "restor = 1", 13, "job[1].max_median_s.restor", "'restore'"),
+        ('"survives"', '"comes back"', 16, "job[2].name", "another job"),
+        ('"worker_killed"', '"earthquake"', 18, "job[2].faults", "worker_hung"),
+        ('["restore"]', '["prayer"]', 19, "job[2].recoveries", "restore"),
+        ("max_recover_s = 30", "max_median_s = 30", 20, "job[2].max_median_s", "no such field"),
+        ("[compare]\nbaseline", "[compare]\nbase", 23, "compare.base", "mean baseline?"),
+        ('baseline = "latest"\n', "", 22, "compare.baseline", "missing"),
+        ("max_slowdown = 0.1", "max_slowdown = -1", 24, "compare.max_slowdown", "equal to 0"),
+        ("[compare]", "[compare", 22, "[compare", "no TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_line_and_field(
+    tmp_path: Path, right: str, wrong: str, line: int, field: str, words: str
+) -> None:
+    assert right in SUITE
+    path = write(tmp_path, SUITE.replace(right, wrong))
+    if right == "[[job]]":
+        path.write_text(SUITE.replace(right, wrong, 1))
+    with pytest.raises(InputError) as caught:
+        read_suite(path)
+    assert caught.value.field == f"{path}:{line}: {field}"
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "name"),
+        ('name = "a"\njob = []\n', "at least 1"),
+        ('name = "a"\n[job]\nname = "b"\n', "[[job]]"),
+        ('name = "a"\njob = [1]\n', "job[1]"),
+    ],
+)
+def test_a_file_without_jobs_is_told(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=r"suite\.toml:[12]: ") as caught:
+        read_suite(write(tmp_path, text))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"#" * 1_000_001, None])
+def test_what_is_no_suite_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "suite.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_suite(path)
+    assert caught.value.field == "SUITE"
+
+
+def test_lines_are_those_of_the_value_whatever_stands_around_it() -> None:
+    text = (
+        'a = """\nb = 1\n"""\n\n# b = 2\nb = [\n 1,\n]\n[c]\n[c.d]\ne.f = 1\n[[g]]\n[[g]]\nh = 1\n'
+    )
+    found = {
+        path: line_of(text, path)
+        for path in (
+            ("a",), ("b",), ("b", 0), ("c",), ("c", "d"), ("c", "d", "e", "f"), ("g", 1),
+            ("g", 1, "h"), ("g", 1, "missing"), ("missing",),
+        )
+    }  # fmt: skip
+    assert list(found.values()) == [1, 6, 6, 9, 10, 11, 13, 14, 13, 1]
