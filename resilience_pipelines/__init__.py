@@ -1,6 +1,7 @@
 """Resilience benchmarking of GPU inference: snapshots, faults, start-up measurements, trends.
 
-This package holds the library. Only `definitions.py` and `dagster_io/` import Dagster.
+This package holds the library. Only `definitions.py` and `dagster_io/` import Dagster, and
+only `airflow/` imports Airflow.
 Dependencies run one way: cli, job -> launchers -> startup, faults, snapshots -> workers ->
 stack, records.
 
