@@ -23,8 +23,14 @@ INSTALLED_TEST := $(VENV)/.installed-test-$(CONTENT)
 # The oldest DuckDB that has to read what is published, beside the one in use, for the tests alone.
 DUCKDB_LTS := .duckdb-lts/.installed
 
+# Airflow has an environment of its own: the provider needs nothing of the platform's.
+AIRFLOW_VENV := .venv-airflow
+AIRFLOW := $(AIRFLOW_VENV)/.installed-$(CONTENT)
+
 APT_GET := DEBIAN_FRONTEND=noninteractive timeout 900 \
 	apt-get -qy --no-install-recommends -o DPkg::Lock::Timeout=120
+
+comma := ,
 
 # $(call step,what is going on,command): one line, and the command's output only if it fails.
 step = echo "==> $(1)"; log=$$(mktemp); \
@@ -47,7 +53,7 @@ for modules in venv,ensurepip sys; do \
 done
 endef
 
-.PHONY: help setup criu chromium demo test test-kubernetes lint clean
+.PHONY: help setup criu chromium demo test test-airflow test-kubernetes lint clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,13 +70,17 @@ test-kubernetes: $(INSTALLED_TEST) ## Run the tests of the cluster that KUBECONF
 	@$(BIN)/pytest -rA --show-capture=stdout -m kubernetes tests/kubernetes \
 		| grep -E '^(seen on|PASSED|FAILED|ERROR|SKIPPED|E  |=)'
 
+test-airflow: setup $(AIRFLOW) ## Run the Airflow provider's tests, with Airflow in .venv-airflow
+	@PATH="$(CURDIR)/$(AIRFLOW_VENV)/bin:$$PATH" RESILIENCE_PYTHON="$(CURDIR)/$(BIN)/python" \
+		pytest -rA --show-capture=no --confcutdir=tests/airflow tests/airflow
+
 lint: $(INSTALLED_TEST) ## Check style and types
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy --strict
 
 clean: ## Remove what was installed and built here; measured data (.resilience) stays
-	@rm -rf $(VENV) .duckdb-lts .criu .criu.partial .criu.lock .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AIRFLOW_VENV) .duckdb-lts .criu .criu.partial .criu.lock .mypy_cache .ruff_cache .pytest_cache
 	@rm -rf .hypothesis build dist *.egg-info dbt/target dbt/logs
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
@@ -104,6 +114,13 @@ $(INSTALLED_TEST): $(INSTALLED)
 
 $(DUCKDB_LTS): $(MADE)
 	@$(call step,installing DuckDB 1.4 for the tests,rm -rf $(@D) && timeout 600 $(BIN)/python -m pip install --disable-pip-version-check --no-compile --target $(@D) 'duckdb==1.4.*')
+	@touch $@
+
+$(AIRFLOW): $(MADE)
+	@$(call step,installing Airflow into $(AIRFLOW_VENV) (minutes),$(BIN)/python -m venv --clear $(AIRFLOW_VENV) \
+		&& timeout 1800 $(AIRFLOW_VENV)/bin/python -m pip install --disable-pip-version-check --no-compile \
+			'apache-airflow>=3.3$(comma)<4' pytest pytest-timeout \
+		&& $(AIRFLOW_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --editable .)
 	@touch $@
 
 # Without a CRIU that works (exit status 3) all but the restore arm can be measured.

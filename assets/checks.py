@@ -351,9 +351,21 @@ def upgrades_safe(home: HomeResource) -> dg.AssetCheckResult:
     if not found:
         return passed("No machine was measured with two stacks yet: there is no upgrade to judge.")
     details = table(
-        {"upgrade": "string", "verdict": "string", "reasons": "string"},
+        {
+            "upgrade": "string",
+            "verdict": "string",
+            "reasons": "string",
+            "from": "string",
+            "to": "string",
+        },
         [
-            (item.title, item.comparison.verdict.value, "; ".join(item.comparison.reasons))
+            (
+                item.title,
+                item.comparison.verdict.value,
+                "; ".join(item.comparison.reasons),
+                item.before,
+                item.after,
+            )
             for item in found
         ],
     )

@@ -1,0 +1,1 @@
+"""Example DAGs, to be copied."""
