@@ -7,6 +7,7 @@ verdict (`trends.comparison`), reading figures (`warehouse.stack_figures`), and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ import polars as pl
 
 from resilience_pipelines.alerts import Alert
 from resilience_pipelines.home import Home
+from resilience_pipelines.releases.release import version_key
 from resilience_pipelines.trends.comparison import (
     Comparison,
     Difference,
@@ -44,6 +46,12 @@ FIGURES_SCHEMA: Final = pl.Schema(
     }
 )
 """The columns of `Upgrade.figures`: the fields of a `Difference` and what follows from them."""
+
+VERSIONS: Final = (
+    "engine_version", "driver_version", "cuda_version", "criu_version", "torch_version",
+    "nccl_version", "kernel_version", "kubernetes_version", "python_version",
+)  # fmt: skip
+"""Dimensions that tell which of two stacks is newer, the one that decides first."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,7 @@ def judge(home: Home, before: str, after: str, *, max_slowdown: float = MAX_SLOW
             max_slowdown=max_slowdown,
             snapshots_carry_over=stack_figures.snapshots_carry_over(home, before, after),
             accepted=stack_figures.accepted_figures(home, before, after),
+            caveats=_data_sets_note(home, before, after),
         ),
     )
 
@@ -140,18 +149,35 @@ def judge(home: Home, before: str, after: str, *, max_slowdown: float = MAX_SLOW
 def newest_upgrades(home: Home) -> list[Upgrade]:
     """The newest upgrade of each machine, engine and model: its newest stack and the one before.
 
-    Which stack is newer is told by when it was measured first: measuring an old one again is no
-    upgrade. Empty before the first publishing, and where everything has but one stack.
+    Which stack is newer is told by its versions, in the order of `VERSIONS`: an old release that is
+    measured later is no upgrade. Where they are the same, the one that was measured first is older.
+    Empty before the first publishing, and where everything has but one stack.
     """
     if not home.published.is_file():
         return []
-    pairs = query(
-        home,
-        "select lag(stack_key) over series as before, stack_key as after from stacks "
-        "window series as (partition by hardware_key, engine, model "
-        "order by first_measured_at, stack_key) "
-        "qualify before is not null and row_number() over "
-        "(partition by hardware_key, engine, model order by first_measured_at desc, "
-        "stack_key desc) = 1 order by after",
+    series: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in query(home, "from stacks").iter_rows(named=True):
+        series[row["hardware_key"], row["engine"], row["model"]].append(row)
+    newest = [sorted(rows, key=_age)[-2:] for rows in series.values() if len(rows) > 1]
+    pairs = sorted((after["stack_key"], before["stack_key"]) for before, after in newest)
+    return [judge(home, before, after) for after, before in pairs]
+
+
+def _age(stack: Mapping[str, Any]) -> tuple[Any, ...]:
+    versions = [stack[name] for name in VERSIONS]
+    return (
+        *((True, version_key(text)) if text else (False,) for text in versions),
+        stack["first_measured_at"],
+        stack["stack_key"],
     )
-    return [judge(home, before, after) for before, after in pairs.iter_rows()]
+
+
+def _data_sets_note(home: Home, before: str, after: str) -> list[str]:
+    one, other = (stack_figures.data_sets(home, key) for key in (before, after))
+    if not one or not other or one & other:
+        return []
+    return [
+        f"the stacks were measured in different data sets ({', '.join(sorted(one))}; "
+        f"{', '.join(sorted(other))}), so perhaps on two machines of one kind: what differs may be "
+        "theirs and not the versions'"
+    ]

@@ -129,6 +129,7 @@ def compare(
     max_slowdown: float = 0.2,
     snapshots_carry_over: bool | None = None,
     accepted: Collection[str] = (),
+    caveats: Sequence[str] = (),
 ) -> Comparison:
     """Draw the verdict on going from one stack to another.
 
@@ -137,6 +138,7 @@ def compare(
         snapshots_carry_over: whether snapshots of the first stack came back on the second; None
             where nobody tried.
         accepted: figures whose change somebody has accepted: a slowdown of theirs is a note.
+        caveats: why the two may not be comparable, in words: notes.
     """
     names = [*before.times, *(name for name in after.times if name not in before.times)]
     differences = tuple(
@@ -152,6 +154,7 @@ def compare(
                 notes.append(f"{text}, accepted")
             else:
                 (grave if item.fraction > max_slowdown else notes).append(text)
+    notes += caveats
     if snapshots_carry_over is False:
         notes.append("snapshots of the first stack do not come back on the second: take new ones")
     notes += [

@@ -148,6 +148,12 @@ def snapshots_carry_over(home: Home, source: str, target: str) -> bool | None:
     return None if tried.is_empty() else bool((tried["n_ok"] == tried["n"]).all())
 
 
+def data_sets(home: Home, key: str) -> set[str]:
+    """The landing zones that the measurements of a stack come from."""
+    sql = "select distinct data_set from runs where stack_key = ? and data_set is not null"
+    return set(query(home, sql, [key])["data_set"].to_list())
+
+
 def accepted_figures(home: Home, before: str, after: str) -> set[str]:
     """The figures whose change between two stacks somebody has accepted or muted."""
     rows = query(

@@ -1,7 +1,8 @@
 -- A change is named by its series, the stacks on both sides and how often that has been, so that its
 -- name stays when more points come; where no known dimension differs, by its moment too.
 -- Every right start is a point of its series. A change is put down to what differs between the two
--- stacks at its place or, since a place can be off by one, right beside it.
+-- stacks at its place or, since a place can be off by one, right beside it. Another data set may be
+-- another machine of the same kind, so it is a candidate too.
 {% set in_time = 'order by starts.started_at, starts.run_id, starts.measurement_id' -%}
 
 with series as (
@@ -16,9 +17,11 @@ with series as (
         list(starts.total_s {{ in_time }}) as totals_s,
         list(starts.run_id {{ in_time }}) as runs,
         list(starts.stack_key {{ in_time }}) as keys,
+        list(runs.data_set {{ in_time }}) as data_sets,
         list(starts.started_at {{ in_time }}) as moments
     from {{ ref('startup_measurements') }} as starts
     inner join {{ ref('stacks') }} as stacks using (stack_key)
+    inner join {{ ref('stg_runs') }} as runs using (run_id)
     where starts.result = 'right'
     group by
         starts.worker, starts.basis, starts.hardware_key, stacks.model, starts.arm, starts.variant
@@ -47,7 +50,11 @@ placed as (
 explained as (
     select
         placed.*,
-        {{ differing_dimensions('old', 'new') }} as candidate_dimensions
+        {{ differing_dimensions('old', 'new') }} || case
+            when placed.data_sets[placed.place - 1] <> placed.data_sets[placed.place]
+                then ['data_set']
+            else []
+        end as candidate_dimensions
     from placed
     inner join {{ ref('stacks') }} as old on placed.keys[placed.place - 1] = old.stack_key
     inner join {{ ref('stacks') }} as new on placed.keys[placed.place] = new.stack_key

@@ -10,6 +10,7 @@ select
     runs.platform_commit,
     runs.parameters,
     runs.unsupported,
+    runs.data_set,
     runs.run_file_sha256,
     runs.loaded_at
 from {{ ref('stg_runs') }} as runs

@@ -1,0 +1,72 @@
+"""What the platform says of the results that are published with it, as a user reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from resilience_pipelines.cli import app
+from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.records import Arm
+from resilience_pipelines.trends.comparison import UpgradeVerdict
+from resilience_pipelines.upgrades import judge, newest_upgrades
+from resilience_pipelines.warehouse.load import load
+from resilience_pipelines.warehouse.publish import publish
+from resilience_pipelines.warehouse.query import query
+from resilience_pipelines.warehouse.transform import build
+from tests.factories import RecordFactory, land, make_stack
+
+
+def key_of(home: Home, version: str) -> str:
+    found = query(home, "select stack_key from stacks where engine_version = ?", [version])
+    return str(found.item())
+
+
+def test_the_newest_upgrade_goes_to_the_highest_version_whenever_it_was_measured(
+    results_home: Home,
+) -> None:
+    (upgrade,) = newest_upgrades(results_home)
+    assert upgrade.changed == {"engine_version": ("0.23.0", "0.24.0")}
+
+
+def test_an_upgrade_across_data_sets_is_not_put_down_to_the_version_alone(
+    results_home: Home,
+) -> None:
+    (upgrade,) = newest_upgrades(results_home)
+    (said,) = [text for text in upgrade.comparison.reasons if "data sets" in text]
+    assert "h200-2026-12-02; h200-2026-12-01" in said
+    assert upgrade.comparison.verdict is not UpgradeVerdict.SAFE
+    shown = CliRunner().invoke(app, ["upgrades", "--home", str(results_home.root)])
+    assert said in shown.stdout
+
+
+def test_versions_measured_side_by_side_bear_no_such_note(results_home: Home) -> None:
+    upgrade = judge(results_home, key_of(results_home, "0.22.1"), key_of(results_home, "0.23.0"))
+    assert upgrade.changed == {"engine_version": ("0.22.1", "0.23.0")}
+    assert not [text for text in upgrade.comparison.reasons if "data sets" in text]
+
+
+@pytest.mark.parametrize("other_machine", [False, True])
+def test_a_change_of_level_names_another_data_set_among_its_candidates(
+    tmp_path: Path, other_machine: bool
+) -> None:
+    home = open_home(tmp_path / "home")
+    sources = [tmp_path / "machine-a", tmp_path / ("machine-b" if other_machine else "machine-a")]
+    levels = {"4.2.1": 2.0, "4.3": 3.0}
+    for source, (place, (version, level)) in zip(sources, enumerate(levels.items()), strict=True):
+        for run in range(2):
+            factory = RecordFactory(3600 * (10 * place + run))
+            totals = [level + 0.01 * n for n in range(5)]
+            record = factory.startup_record(
+                stack=make_stack(criu_version=version), totals_s={Arm.RESTORE: totals}
+            )
+            land(source, record)
+    load(home, sorted(set(sources)))
+    build(home)
+    publish(home)
+    (names,) = query(home, "select candidate_dimensions from change_points where arm = 'restore'")[
+        "candidate_dimensions"
+    ]
+    assert names.to_list() == ["criu_version", *(["data_set"] if other_machine else [])]
