@@ -203,6 +203,10 @@ def make_records() -> list[RunRecord]:
                 factory.compatibility_trial(1, source=OLD),
                 factory.compatibility_trial(2, source=OLD, reason_code="restore_failed"),
                 factory.compatibility_trial(3, source=gpu, predicted=False),
+                factory.compatibility_trial(4, source=OTHER, reason_code="wrong_answer"),
+                factory.compatibility_trial(
+                    5, source=OTHER, predicted=False, reason_code="restore_failed"
+                ),
             ],
         ),
         factory.record(
@@ -783,6 +787,7 @@ def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None
         (NEW.key, NEW.key): ("right", 1, 1),
         (OLD.key, NEW.key): ("too_lax", 2, 1),
         (gpu.key, NEW.key): ("too_strict", 1, 1),
+        (OTHER.key, NEW.key): ("too_lax", 2, 0),
         (NEW.key, gpu.key): ("right", 1, 0),
     }
     assert found[OLD.key, NEW.key]["differing_dimensions"] == ["kernel_version", "criu_version"]

@@ -1,5 +1,5 @@
 -- A gate is too strict where it refuses what always worked, and too lax where it lets pass what
--- failed even once.
+-- failed even once. Each try is judged by what the gate said of it: snapshots of one stack can differ.
 select
     worker,
     basis,
@@ -16,8 +16,9 @@ select
     bool_and(predicted_compatible) as predicted_compatible,
     mode(reason_code order by run_id, measurement_id) as reason_code,
     case
-        when bool_and(predicted_compatible) and n_failed > 0 then 'too_lax'
-        when not bool_and(predicted_compatible) and n_failed = 0 then 'too_strict'
+        when bool_or(predicted_compatible and outcome = 'failed') then 'too_lax'
+        when bool_or(not predicted_compatible)
+            and not bool_or(not predicted_compatible and outcome = 'failed') then 'too_strict'
         else 'right'
     end as gate,
     median(elapsed_s) as median_elapsed_s,
