@@ -33,6 +33,15 @@ STATE = {"asleep": False, "answered": 0}
 LOCK = threading.Lock()
 KEEP: list[object] = []
 
+LIBRARY = None
+for trait in TRAITS:
+    if trait.startswith("library="):
+        LIBRARY = ctypes.CDLL(trait.removeprefix("library="))
+if "locale" in TRAITS:
+    import locale
+
+    locale.setlocale(locale.LC_ALL, "")
+
 if "io_uring" in TRAITS:
     # CRIU cannot dump io_uring rings; where the kernel has none, a userfaultfd will do.
     libc = ctypes.CDLL(None)
@@ -55,7 +64,12 @@ if "unlinked" in TRAITS:
 
 
 def tokens(count: int) -> tuple[list[int], list[float]]:
-    digest = hashlib.sha256(bytes(MEMORY)).digest()
+    state = bytes(MEMORY)
+    if LIBRARY is not None:
+        state += str(LIBRARY.version()).encode()
+    if "locale" in TRAITS:
+        state += locale.nl_langinfo(locale.DAY_1).encode()
+    digest = hashlib.sha256(state).digest()
     ids = [digest[i % 32] for i in range(count)]
     return ids, [-(1 + value) / 256 for value in ids]
 

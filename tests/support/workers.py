@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilience_pipelines.records import Basis
@@ -31,6 +31,8 @@ class ContractWorker:
 
     traits: tuple[str, ...] = ()
     weights: Path | None = None
+    python: Path = Path(sys.executable)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     name: str = "contract"
     basis: Basis = Basis.SIMULATED
@@ -49,7 +51,8 @@ class ContractWorker:
 
     def plan(self, port: int, cache: Path) -> LaunchPlan:
         traits = [*self.traits, *([f"weights={self.weights}"] if self.weights else [])]
-        return LaunchPlan((sys.executable, "-S", str(SERVER), str(port), *traits), port)
+        argv = (str(self.python), "-S", str(SERVER), str(port), *traits)
+        return LaunchPlan(argv, port, self.env)
 
     def weight_files(self) -> Sequence[Path]:
         return (self.weights or SERVER,)
