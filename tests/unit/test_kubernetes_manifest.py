@@ -89,14 +89,28 @@ def test_an_image_by_digest_names_it() -> None:
     assert environment(build())["RESILIENCE_IMAGE_DIGEST"] == DIGEST
 
 
-def test_the_node_is_chosen_by_gpu_and_each_part_of_the_driver() -> None:
+def test_the_node_is_chosen_by_gpu_and_each_part_of_the_driver_in_either_form() -> None:
     assert pod(build())["nodeSelector"] == {
         "pool": "bench",
         "nvidia.com/gpu.product": "NVIDIA-H200",
-        "nvidia.com/cuda.driver.major": "580",
-        "nvidia.com/cuda.driver.minor": "159",
-        "nvidia.com/cuda.driver.rev": "04",
     }
+    [required] = pod(build())["affinity"]["nodeAffinity"].values()
+    terms = [
+        {item["key"]: item["values"] for item in term["matchExpressions"]}
+        for term in required["nodeSelectorTerms"]
+    ]
+    assert terms == [
+        {
+            "nvidia.com/cuda.driver-version.major": ["580"],
+            "nvidia.com/cuda.driver-version.minor": ["159"],
+            "nvidia.com/cuda.driver-version.revision": ["04"],
+        },
+        {
+            "nvidia.com/cuda.driver.major": ["580"],
+            "nvidia.com/cuda.driver.minor": ["159"],
+            "nvidia.com/cuda.driver.rev": ["04"],
+        },
+    ]
     limits = pod(build())["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "2"}
 

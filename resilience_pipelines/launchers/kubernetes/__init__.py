@@ -3,6 +3,7 @@
 | module | what belongs in it |
 | --- | --- |
 | `settings` | what an operator sets, and reading it |
+| `nodes` | the labels of nodes, what a job asks of them, what a node says of itself |
 | `manifest` | the Job that a specification becomes |
 | `state` | what the API server says of a job, as values |
 | `client` | calls of the API server: time-outs, back-off, watches, logs |

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -26,6 +26,12 @@ from resilience_pipelines.launchers.kubernetes.manifest import (
     Owner,
     dropped_fields,
     selector,
+)
+from resilience_pipelines.launchers.kubernetes.nodes import (
+    NodeState,
+    fits,
+    parse_node,
+    wanted_labels,
 )
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
 from resilience_pipelines.launchers.kubernetes.state import (
@@ -139,23 +145,31 @@ class Cluster:
         api = kubernetes.client.VersionApi(self._api)
         return str(self._json(api.get_code)["gitVersion"])
 
-    def container_runtime(self, labels: Mapping[str, str]) -> str | None:
-        """The runtime that every node with these labels has; None where they differ or hide it.
+    def nodes(self) -> list[NodeState]:
+        """The nodes that may take a job by their labels.
 
-        A node that can't be listed hides it: that needs a permission of its own.
+        Raises:
+            ClusterError: FORBIDDEN where nodes may not be listed, which needs a right of its own.
         """
-        text = ",".join(f"{name}={value}" for name, value in labels.items())
+        gpu = self.settings.gpu.resource
+        # The labels that all of them have are the server's business, the rest has two forms.
+        text = ",".join(f"{name}={value}" for name, value in wanted_labels(self.settings).items())
+        items = self._list(self._core.list_node, label_selector=text)["items"]
+        found = [parse_node(item, gpu) for item in items]
+        return [node for node in found if fits(node.labels, self.settings)]
+
+    def container_runtime(self) -> str | None:
+        """The runtime that every node has that may take a job; None where they differ or hide it.
+
+        Nodes that may not be listed hide it.
+        """
         try:
-            found = self._json(self._core.list_node, label_selector=text)["items"]
-        except ApiException as error:
-            if error.status == 403:
+            kinds = {node.container_runtime for node in self.nodes()}
+        except ClusterError as error:
+            if error.kind is FailureKind.FORBIDDEN:
                 return None
-            raise _failure(error, "list nodes") from error
-        kinds = {
-            ((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion")
-            for node in found
-        }
-        return str(kinds.pop()) if len(kinds) == 1 and None not in kinds else None
+            raise
+        return kinds.pop() if len(kinds) == 1 else None
 
     def create_job(self, manifest: Manifest) -> Created:
         """Make a job. One that a lost answer had made already is taken as made.

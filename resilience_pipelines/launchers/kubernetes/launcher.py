@@ -54,7 +54,6 @@ from resilience_pipelines.launchers.kubernetes.manifest import (
     ClusterFacts,
     build_job,
     job_name,
-    node_labels,
 )
 from resilience_pipelines.launchers.kubernetes.phases import pod_phases
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
@@ -466,12 +465,9 @@ class _Run:
 
 def _facts(cluster: Cluster) -> ClusterFacts:
     version = cluster.version()
-    settings = cluster.settings
     return ClusterFacts(
         kubernetes_version=version,
-        container_runtime=(
-            cluster.container_runtime(node_labels(settings)) if settings.read_nodes else None
-        ),
+        container_runtime=cluster.container_runtime() if cluster.settings.read_nodes else None,
         simulated=f"API server {version}" if FAKE_VERSION in version else None,
     )
 

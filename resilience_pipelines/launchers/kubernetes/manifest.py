@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from resilience_pipelines import job_environment
 from resilience_pipelines.job_spec import JobSpec
+from resilience_pipelines.launchers.kubernetes.nodes import affinity, wanted_labels
 from resilience_pipelines.launchers.kubernetes.settings import (
-    GpuSettings,
     KubernetesSettings,
     TolerationSettings,
     VolumeSettings,
@@ -134,21 +134,6 @@ def build_job(
     }
 
 
-def node_labels(settings: KubernetesSettings) -> dict[str, str]:
-    """The labels that a node needs for a job."""
-    return settings.node_selector | _gpu_labels(settings.gpu)
-
-
-def _gpu_labels(gpu: GpuSettings) -> dict[str, str]:
-    labels = {}
-    if gpu.product is not None:
-        labels["nvidia.com/gpu.product"] = gpu.product
-    if gpu.driver_version is not None:
-        parts = zip(("major", "minor", "rev"), gpu.driver_version.split("."), strict=False)
-        labels |= {f"nvidia.com/cuda.driver.{name}": part for name, part in parts}
-    return labels
-
-
 def _pod(spec: JobSpec, run_id: str, settings: KubernetesSettings, facts: ClusterFacts) -> Manifest:
     volumes, mounts = _volumes(settings)
     amounts: dict[str, str] = {}
@@ -184,15 +169,24 @@ def _pod(spec: JobSpec, run_id: str, settings: KubernetesSettings, facts: Cluste
             }
         ],
     }  # fmt: skip
-    if labels := node_labels(settings):
-        pod["nodeSelector"] = labels
-    if settings.runtime_class is not None:
-        pod["runtimeClassName"] = settings.runtime_class
-    if settings.tolerations:
-        pod["tolerations"] = [_toleration(item) for item in settings.tolerations]
-    if settings.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
+    pod |= placement(settings)
     return pod
+
+
+def placement(settings: KubernetesSettings) -> Manifest:
+    """The part of a pod's specification that says where it runs and what it is pulled with."""
+    found: Manifest = {}
+    if labels := wanted_labels(settings):
+        found["nodeSelector"] = labels
+    if (wanted := affinity(settings)) is not None:
+        found["affinity"] = wanted
+    if settings.runtime_class is not None:
+        found["runtimeClassName"] = settings.runtime_class
+    if settings.tolerations:
+        found["tolerations"] = [_toleration(item) for item in settings.tolerations]
+    if settings.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
+    return found
 
 
 def _environment(

@@ -160,12 +160,25 @@ def _fits(pod: Object, node: Object) -> bool:
     return not _why(pod, [node])
 
 
+def _likes(pod: Object, labels: dict[str, Any]) -> bool:
+    """The node affinity: any of its terms, each as a whole."""
+    required = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )  # fmt: skip
+    return required is None or any(
+        all(labels.get(item["key"]) in item["values"] for item in term["matchExpressions"])
+        for term in required["nodeSelectorTerms"]
+    )
+
+
 def _why(pod: Object, nodes: list[Object]) -> str:
     reasons: set[str] = set()
     for node in nodes:
         labels: dict[str, Any] = node["metadata"].get("labels", {})
         wanted = pod["spec"].get("nodeSelector", {})
-        if any(labels.get(name) != value for name, value in wanted.items()):
+        if any(labels.get(name) != value for name, value in wanted.items()) or not _likes(
+            pod, labels
+        ):
             reasons.add("node(s) didn't match Pod's node affinity/selector")
             continue
         keys = {item.get("key") for item in pod["spec"].get("tolerations", [])}
