@@ -724,7 +724,8 @@ def import_baselines(
         typer.Option(
             "--format",
             help="table (CSV whose columns are source, product, figure, value, unit, ...), "
-            "vllm-bench-startup, nccl-tests (-J), nvbandwidth (-j).",
+            "vllm-bench-startup, nccl-tests (-J), nvbandwidth (-j), dynamo-snapshot (NDJSON), "
+            "dynamo-agent-log.",
         ),
     ],
     source: Annotated[str | None, typer.Option(help="Who published it; the file's name.")] = None,

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -178,11 +179,136 @@ def parse_nvbandwidth(content: bytes, origin: Origin) -> list[Baseline]:
     return found
 
 
+_IMAGE_VERSION: Final = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+[a-z0-9.]*)")
+
+
+def parse_dynamo_snapshot(content: bytes, origin: Origin) -> list[Baseline]:
+    """The benchmark index of NVIDIA Dynamo Snapshot: NDJSON, one run on each line.
+
+    Each measurement that is complete is a figure, of one run. Runs that did not pass are left out:
+    a restore that did not serve is no baseline. Its `restore.to_traffic.duration` begins when its
+    agent is told to restore, in a container that runs already, and ends when the pod takes traffic:
+    the detail says so.
+    """
+    found = []
+    lines = [line for line in _text(content).splitlines() if line.strip()]
+    for number, line in enumerate(lines, start=1):
+        entry = _object(_json(line.encode()), f"line {number}")
+        run = _object(entry.get("result", entry), f"line {number}, result")
+        if run.get("outcome") != "passed":
+            continue
+        facts = _of_dynamo_run(run, f"line {number}")
+        for index, item in enumerate(_list(run.get("measurements"), f"line {number}")):
+            where = f"line {number}, measurements[{index}]"
+            body = _object(item, where)
+            if body.get("status") != "complete":
+                continue
+            name = str(body.get("name"))
+            found.append(
+                _baseline(
+                    where, origin,
+                    facts | {
+                        "figure": name,
+                        "arm": Arm.RESTORE.value if name == _TO_TRAFFIC else None,
+                        "value": _number(body.get("value"), f"{where}.value"),
+                        "unit": "s" if body.get("unit") == "seconds" else body.get("unit"),
+                        "statistic": "single", "n": 1,
+                        "detail": f"{body.get('displayName') or name}; {facts['detail']}",
+                    },
+                )
+            )  # fmt: skip
+    if not found:
+        raise _refused("file", "no run in it passed with a complete measurement")
+    return found
+
+
+def parse_dynamo_agent_log(content: bytes, origin: Origin) -> list[Baseline]:
+    """The log of Dynamo Snapshot's node agent: the phases of each restore that it timed.
+
+    One line tells a restore: a preamble, `Restore timing summary`, and an object whose durations
+    are written as Go does. Phases have no offsets there, only durations; `unaccounted` is the
+    agent's own remainder. Other lines are of no concern.
+    """
+    found = []
+    for number, line in enumerate(_text(content).splitlines(), start=1):
+        if _TIMING_LINE not in line or "{" not in line:
+            continue
+        where = f"line {number}"
+        summary = _object(_json(line[line.index("{") :].encode()), where)
+        restore = _object(summary.get("restore"), f"{where}, restore")
+        phases = _object(restore.get("phases") or {}, f"{where}, restore.phases")
+        durations = {"duration": restore.get("duration"), **phases}
+        for name, text in durations.items():
+            found.append(
+                _baseline(
+                    f"{where}, {name}", origin,
+                    {
+                        "product": "NVIDIA Dynamo Snapshot", "figure": f"restore.agent.{name}",
+                        "value": _go_duration_s(text, f"{where}, {name}"), "unit": "s",
+                        "statistic": "single", "n": 1,
+                        "detail": f"pod {summary.get('pod')}, snapshot {summary.get('snapshot')}",
+                    },
+                )
+            )  # fmt: skip
+    if not found:
+        raise _refused("file", f"no line has a {_TIMING_LINE!r}")
+    return found
+
+
+_TIMING_LINE: Final = "Restore timing summary"
+_GO_TERM: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+_GO_SECONDS: Final[Mapping[str, float]] = {
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0,
+}  # fmt: skip
+
+
+def _go_duration_s(text: object, where: str) -> float:
+    """Seconds of a duration as Go writes it, e.g. `1m2.5s`."""
+    terms = _GO_TERM.findall(text) if isinstance(text, str) else []
+    if not terms or "".join(amount + unit for amount, unit in terms) != text:
+        raise _refused(where, "it has to be a duration such as 1m2.5s", text)
+    return _number(sum(float(amount) * _GO_SECONDS[unit] for amount, unit in terms), where)
+
+
+_TO_TRAFFIC: Final = "restore.to_traffic.duration"
+
+
+def _of_dynamo_run(run: Mapping[str, Any], where: str) -> dict[str, object]:
+    """What a run says of its stack; the GPUs are those of the restore."""
+    environment = _object(run.get("environment") or {}, f"{where}, environment")
+    identity = _object(run.get("identity") or {}, f"{where}, identity")
+    storage = _object(environment.get("storage") or {}, f"{where}, environment.storage")
+    gpus = [
+        _object(gpu, f"{where}, environment.restoreGpus")
+        for gpu in _list(environment.get("restoreGpus") or [], f"{where}, environment.restoreGpus")
+    ]
+    models = {str(gpu["model"]) for gpu in gpus if gpu.get("model")}
+    drivers = {str(gpu["driverVersion"]) for gpu in gpus if gpu.get("driverVersion")}
+    version = _IMAGE_VERSION.search(str(environment.get("frameworkImage") or ""))
+    told = [
+        f"run of {run.get('startedAt')}",
+        *(f"storage {storage[name]}" for name in ("provisioner",) if storage.get(name)),
+        *(f"node {environment[name]}" for name in ("nodeAffinity",) if environment.get(name)),
+    ]
+    return {
+        "product": "NVIDIA Dynamo Snapshot",
+        "gpu_sku": models.pop() if len(models) == 1 else None,
+        "gpu_count": len(gpus) or None,
+        "driver_version": drivers.pop() if len(drivers) == 1 else None,
+        "engine": identity.get("case"),
+        "engine_version": version[1] if version else None,
+        "model": environment.get("model"),
+        "detail": ", ".join(told),
+    }
+
+
 FORMATS: Final[Mapping[str, Parse]] = {
     "table": parse_table,
     "vllm-bench-startup": parse_vllm_startup,
     "nccl-tests": parse_nccl_tests,
     "nvbandwidth": parse_nvbandwidth,
+    "dynamo-snapshot": parse_dynamo_snapshot,
+    "dynamo-agent-log": parse_dynamo_agent_log,
 }
 
 

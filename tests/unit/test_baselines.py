@@ -48,6 +48,34 @@ NVBANDWIDTH = {
     }
 }  # fmt: skip
 
+DYNAMO = {
+    "rawPath": "results/v1/x.json",
+    "result": {
+        "outcome": "passed", "startedAt": "2026-10-01T09:08:20.707Z",
+        "identity": {"case": "vllm", "suite": "framework-checkpoint-restore"},
+        "environment": {
+            "frameworkImage": "vllm/vllm-openai:v0.27.1-ubuntu2404@sha256:dafe",
+            "model": "Qwen/Qwen3-0.6B", "nodeAffinity": "same",
+            "restoreGpus": [{"driverVersion": "615.71.09", "model": "NVIDIA A100-SXM4-80GB"}],
+            "storage": {"provisioner": "file.csi.azure.com"},
+        },
+        "measurements": [
+            {"displayName": "Restore requested to traffic ready", "status": "complete",
+             "name": "restore.to_traffic.duration", "unit": "seconds", "value": 56.99},
+            {"displayName": "Restore (agent)", "name": "restore.agent.duration",
+             "status": "incomplete", "unit": "seconds", "value": None},
+            {"displayName": "Checkpoint", "name": "checkpoint.duration", "status": "complete",
+             "unit": "seconds", "value": 57.4},
+        ],
+    },
+}  # fmt: skip
+AGENT_LOG = (
+    "2026-09-08T12:46:54Z\tINFO\tcontroller\tsomething else {not json\n"
+    "2026-09-08T12:46:55Z\tINFO\tcontroller\texecutor/restore.go:249\tRestore timing summary\t"
+    '{"pod": "default/a", "snapshot": "b", "restore": {"duration": "1m2.5s", '
+    '"phases": {"criu_restore": "2.359102s", "cuda_restore": "894.113ms", "unaccounted": "9µs"}}}\n'
+)
+
 
 def parse(name: str, content: object) -> list[Baseline]:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -98,6 +126,37 @@ def test_nvbandwidth_gives_each_cell_of_each_test_that_passed() -> None:
     assert {item.driver_version for item in found} == {"580.1"}
 
 
+def ndjson(*runs: object) -> bytes:
+    return "\n".join(json.dumps(run) for run in runs).encode()
+
+
+def test_dynamo_snapshot_s_index_gives_each_complete_measurement_of_runs_that_passed() -> None:
+    failed = json.loads(json.dumps(DYNAMO))
+    failed["result"]["outcome"] = "failed"
+    found = parse("dynamo-snapshot", ndjson(DYNAMO, failed))
+    assert [(item.figure, item.arm, item.value, item.unit, item.n) for item in found] == [
+        ("restore.to_traffic.duration", "restore", 56.99, "s", 1),
+        ("checkpoint.duration", None, 57.4, "s", 1),
+    ]
+    told = {(item.gpu_sku, item.gpu_count, item.driver_version, item.engine, item.engine_version,
+             item.model) for item in found}  # fmt: skip
+    assert told == {("NVIDIA A100-SXM4-80GB", 1, "615.71.09", "vllm", "0.27.1", "Qwen/Qwen3-0.6B")}
+    assert "file.csi.azure.com" in found[0].detail
+
+
+def test_dynamo_s_agent_tells_the_phases_of_each_restore_that_it_timed() -> None:
+    found = parse("dynamo-agent-log", AGENT_LOG.encode())
+    assert {item.figure: item.value for item in found} == pytest.approx(
+        {
+            "restore.agent.duration": 62.5,
+            "restore.agent.criu_restore": 2.359102,
+            "restore.agent.cuda_restore": 0.894113,
+            "restore.agent.unaccounted": 9e-6,
+        }
+    )
+    assert {item.detail for item in found} == {"pod default/a, snapshot b"}
+
+
 def test_a_table_takes_the_columns_of_a_baseline_and_leaves_empty_cells_unsaid() -> None:
     (found,) = parse("table", b"product,figure,value,unit,n,model\nX,start,1.5,s,,m\n")
     assert (found.source, found.value, found.n, found.model) == ("somebody", 1.5, None, "m")
@@ -122,6 +181,16 @@ def test_a_table_takes_the_columns_of_a_baseline_and_leaves_empty_cells_unsaid()
         ("nccl-tests", {"results": [{"size": True}]}, "results[0].size"),
         ("nvbandwidth", {"nvbandwidth": {"testcases": []}}, "nvbandwidth.testcases"),
         ("nvbandwidth", [], "file"),
+        ("dynamo-snapshot", {"result": {"outcome": "failed"}}, "file"),
+        ("dynamo-snapshot", {"outcome": "passed"}, "line 1"),
+        ("dynamo-snapshot", b"{}\nno", "file"),
+        ("dynamo-agent-log", b"nothing of it", "file"),
+        ("dynamo-agent-log", b"Restore timing summary {}", "line 1, restore"),
+        (
+            "dynamo-agent-log",
+            b'Restore timing summary {"restore": {"duration": "soon"}}',
+            "line 1, duration",
+        ),
     ],
 )
 def test_a_file_of_another_form_is_refused_with_the_field(
@@ -153,7 +222,10 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@given(JSON, st.sampled_from(["vllm-bench-startup", "nccl-tests", "nvbandwidth"]))
+@given(
+    JSON,
+    st.sampled_from(["vllm-bench-startup", "nccl-tests", "nvbandwidth", "dynamo-snapshot"]),
+)
 def test_whatever_json_a_file_holds_it_is_read_or_refused(content: Any, name: str) -> None:
     try:
         found = parse(name, content)
