@@ -300,9 +300,7 @@ def faults_import(
 
     imported = read_file(_read_some(file, MAX_BYTES))
     if as_json:
-        print_json(
-            {"specification": imported.specification(), "left_out": list(imported.left_out)}
-        )
+        print_json({"specification": imported.specification(), "left_out": list(imported.left_out)})
         return
     out.print(shlex.join(["resilience", *imported.arguments()]), soft_wrap=True, markup=False)
     for part in imported.left_out:

@@ -51,6 +51,7 @@ from resilience_pipelines.job_spec import (
     WorkerSpec,
     parse_spec,
 )
+from resilience_pipelines.launchers.fault_cluster import fault_cluster
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
     Basis,
@@ -100,6 +101,8 @@ class _Found:
     compatibility: tuple[CompatibilityTrial, ...] = ()
     collectives: tuple[CollectiveMeasurement, ...] = ()
     unsupported: dict[str, str] | None = None
+    simulated: bool = False
+    """Whether part of it was measured on a fake cluster."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +138,14 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
             if machine.engine is not None:
                 machine.engine.store.clean()
             context = _benchmark_context(machine, home, work, evidence, telemetry, spec.port)
-            found = _measure(spec, context, progress)
+            found = _measure(spec, context, home, progress)
         record = RunRecord(
             run_id=run_id,
             kind=spec.kind,
             started_at=started_at,
             finished_at=datetime.now(UTC),
             worker=subject.worker,
-            basis=Basis.SIMULATED if _is_simulated() else subject.basis,
+            basis=Basis.SIMULATED if _is_simulated() or found.simulated else subject.basis,
             stack=subject.stack,
             stack_key=subject.stack.key,
             launcher=job_environment.told(job_environment.LAUNCHED_BY) or "local",
@@ -217,7 +220,7 @@ def _benchmark_context(
     )
 
 
-def _measure(spec: WorkerSpec, context: BenchmarkContext, progress: Progress) -> _Found:
+def _measure(spec: WorkerSpec, context: BenchmarkContext, home: Home, progress: Progress) -> _Found:
     match spec:
         case StartupSpec():
             plan = StartupPlan(
@@ -230,7 +233,7 @@ def _measure(spec: WorkerSpec, context: BenchmarkContext, progress: Progress) ->
             result = run_startup(plan, context, progress)
             return _Found(result.startups, result.snapshots, unsupported=result.unsupported)
         case FaultSpec():
-            return _measure_faults(spec, context, progress)
+            return _measure_faults(spec, context, home, progress)
         case SnapshotSpec():
             progress("source worker and snapshot", 0, 1)
             source = prepare_source(context, snapshot=True, sleep_level=spec.sleep_level)
@@ -241,7 +244,9 @@ def _measure(spec: WorkerSpec, context: BenchmarkContext, progress: Progress) ->
             return _Found(compatibility=trials)
 
 
-def _measure_faults(spec: FaultSpec, context: BenchmarkContext, progress: Progress) -> _Found:
+def _measure_faults(
+    spec: FaultSpec, context: BenchmarkContext, home: Home, progress: Progress
+) -> _Found:
     plan = FaultPlan(
         faults=spec.faults,
         recoveries=spec.recoveries,
@@ -254,10 +259,16 @@ def _measure_faults(spec: FaultSpec, context: BenchmarkContext, progress: Progre
     # What was found so far is worth landing: the experiment that is running is undone and ends.
     for number in _ENDING:
         signal.signal(number, lambda *_: abort.set())
-    faults = run_faults(plan, context, source, progress, abort=abort)
+    with fault_cluster(home) as (cluster, no_cluster_why):
+        faults = run_faults(
+            plan, context, source, progress, abort=abort, cluster=cluster,
+            no_cluster_why=no_cluster_why,
+        )  # fmt: skip
+        simulated = cluster is not None and cluster.is_fake
     return _Found(
-        snapshots=tuple(source.snapshots), faults=tuple(faults), unsupported=_unsupported(context)
-    )
+        snapshots=tuple(source.snapshots), faults=tuple(faults),
+        unsupported=_unsupported(context), simulated=simulated,
+    )  # fmt: skip
 
 
 def _lost_samples(telemetry: Telemetry) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resilience_pipelines.errors import InputError
+from resilience_pipelines.faults.chaos_mesh import ChaosMeshFault, Disturbance
 from resilience_pipelines.faults.dcgm_injection import DcgmValueInjected, Symptom
 from resilience_pipelines.faults.distributed_checkpoint import (
     CheckpointCorrupted,
@@ -21,6 +22,7 @@ from resilience_pipelines.faults.gpu_memory import DeviceMemoryTaken, Moment
 from resilience_pipelines.faults.gpu_power import GpuPowerLimited
 from resilience_pipelines.faults.gpu_xid import Mistake, RealXid, Where
 from resilience_pipelines.faults.limits import AddressSpaceExhausted, FileDescriptorsExhausted
+from resilience_pipelines.faults.litmus import LitmusExperiment, LitmusFault
 from resilience_pipelines.faults.memory import MemoryExhausted
 from resilience_pipelines.faults.numa_placement import WorkerMisplaced
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
@@ -49,6 +51,8 @@ _ALL: Sequence[Fault] = (
     *(RankFault(trouble) for trouble in Trouble),
     *(CheckpointCorrupted(damage) for damage in CheckpointDamage),
     *(SaveKilled(point) for point in SavePoint),
+    *(ChaosMeshFault(disturbance) for disturbance in Disturbance),
+    *(LitmusFault(experiment) for experiment in LitmusExperiment),
 )
 
 CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -195,7 +195,11 @@ class _Experiment:
 
     def _start(self, injection: Injection) -> Target | None:
         try:
-            running = start_target(self._context, injection.worker)
+            elsewhere = injection.start_elsewhere()
+            if elsewhere is not None:
+                running, self._context = elsewhere.running, elsewhere.context
+            else:
+                running = start_target(self._context, injection.worker)
             target = Target(running)
             self._owned.callback(target.stop)
             injection.attach(target)
@@ -214,7 +218,6 @@ class _Experiment:
         """Start every detector that applies, and telemetry."""
         running, worker = target.running, self._context.worker
         detectors: list[Detector] = [
-            ProcessWatch(running.process),
             HealthProbe(running.client),
             Canary(
                 running.client,
@@ -224,7 +227,10 @@ class _Experiment:
             ),
             *injection.detectors(),
         ]
-        no_log = kernel_log.unavailable()
+        here = running.space.on_this_machine
+        no_log = kernel_log.unavailable() if here else "the worker is on another machine"
+        if here:
+            detectors.append(ProcessWatch(running.process))
         if no_log is None:
             pids = {member.pid for member in target.members} | set(injection.helpers)
             cgroup = injection.cgroup
@@ -235,9 +241,10 @@ class _Experiment:
         self._observation = observation
         self._owned.callback(self._retire)
         observation.start()
-        self._telemetry.enter_context(
-            self._context.telemetry.watching(self._id, process_source(running.process))
-        )
+        if here:
+            self._telemetry.enter_context(
+                self._context.telemetry.watching(self._id, process_source(running.process))
+            )
         return observation
 
     def _is_right(self, target: Target) -> bool:

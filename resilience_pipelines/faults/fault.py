@@ -26,6 +26,7 @@ from resilience_pipelines.snapshots.store import StoredSnapshot
 from resilience_pipelines.telemetry import Telemetry
 from resilience_pipelines.workers.base import Worker
 from resilience_pipelines.workers.oracle import RecordedAnswer
+from resilience_pipelines.workers.pod import PodPlace
 from resilience_pipelines.workers.process import RunningWorker
 from resilience_pipelines.workers.space import SpaceSupport
 
@@ -59,6 +60,8 @@ class FaultContext:
         port: where workers in a capsule shall listen.
         abort: an operator sets it to end the run; what was injected is rolled back first.
         deadline_s: limit of one experiment; by default one that follows from the worker's own.
+        cluster: where workers may be started in pods; None where that is not allowed or not
+            possible, and `no_cluster_why` says why.
     """
 
     worker: Worker
@@ -75,6 +78,8 @@ class FaultContext:
     port: int | None = None
     abort: threading.Event = field(default_factory=threading.Event)
     deadline_s: float | None = None
+    cluster: PodPlace | None = None
+    no_cluster_why: str = ""
 
     def limit_s(self) -> float:
         """The limit of one experiment, in seconds: two starts, some requests and a minute."""
@@ -104,6 +109,11 @@ class Target:
         self.members = tuple(running.process.tree())
         self._stopped = False
 
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether its processes are this kernel's."""
+        return self.running.space.on_this_machine
+
     def alive(self) -> bool:
         """Whether its root process lives, if only stopped by a signal."""
         return not self._stopped and self.running.process.alive()
@@ -124,6 +134,19 @@ class Target:
             self._stopped = True
             self.clients.close()
             self.running.stop()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A worker that was started on another machine.
+
+    Attributes:
+        context: what its experiment works with: its own answer is the oracle's, since another
+            CPU may round otherwise.
+    """
+
+    running: RunningWorker
+    context: FaultContext
 
 
 class Injection(ABC):
@@ -150,6 +173,14 @@ class Injection(ABC):
         """The worker it is attached to."""
         assert self._target is not None, "attach comes first"
         return self._target
+
+    def start_elsewhere(self) -> Elsewhere | None:
+        """Start the worker to hit, where that is not one of this machine's (None).
+
+        Raises:
+            ResilienceError: it did not start, and nothing that was started stays.
+        """
+        return None
 
     @property
     def hidden_by_recovery(self) -> bool:

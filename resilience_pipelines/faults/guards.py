@@ -52,13 +52,16 @@ class FreeDisk:
 
 @dataclass(frozen=True)
 class OwnWorker:
-    """Every process that may be hit descends from this one, and none of them is this one."""
+    """Every process that may be hit descends from this one, and none of them is this one.
+
+    A worker on another machine has guards of its own (`cluster.OwnPod`).
+    """
 
     name: str = "own_worker"
 
     def objection(self, target: Target | None) -> str | None:
         """See `Guard.objection`."""
-        if target is None:
+        if target is None or not target.on_this_machine:
             return None
         if not target.members:
             return "the worker has no process"

@@ -26,6 +26,9 @@ from resilience_pipelines.workers.client import WorkerRequestError
 from resilience_pipelines.workers.oracle import first_token_is_right
 from resilience_pipelines.workers.process import RunningWorker, WorkerFailedError
 
+_ASKING_TIMEOUT_S = 5.0
+_ASKING_STEP_S = 0.1
+
 
 class Recovery(StrEnum):
     """How service is brought back."""
@@ -40,6 +43,8 @@ class Recovery(StrEnum):
     """SIGCONT to the worker's processes."""
     CHECKPOINT = "checkpoint"
     """A training job started again from its last good checkpoint (`Injection.come_back`)."""
+    CLUSTER = "cluster"
+    """Nothing is done: Kubernetes replaces what was lost, or the fault ends by its own limit."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ def recover(
             return _resume(context, target)
         case Recovery.CHECKPOINT:
             raise AssertionError("the fault that hit the job brings it back")
+        case Recovery.CLUSTER:
+            return _await_cluster(context, target)
 
 
 def reason_of(error: Exception) -> str:
@@ -148,6 +155,18 @@ def _new(start: Callable[[], Started], owner: ExitStack) -> Recovered:
         begun_ns + round(started.total_s * 1e9),
         started.first_token_right is True,
     )
+
+
+def _await_cluster(context: FaultContext, target: Target) -> Recovered:
+    end = time.monotonic() + context.worker.start_deadline_s
+    while True:
+        try:
+            right = first_token_is_right(target.running.client, context.answer, _ASKING_TIMEOUT_S)
+            return Recovered(target.running, time.monotonic_ns(), right)
+        except WorkerRequestError:
+            if context.abort.is_set() or time.monotonic() > end:
+                raise
+        time.sleep(_ASKING_STEP_S)
 
 
 def _resume(context: FaultContext, target: Target) -> Recovered:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.catalogue import CATALOGUE, choose
@@ -17,6 +17,7 @@ from resilience_pipelines.faults.fault import Fault, FaultContext
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.records import FaultRun
 from resilience_pipelines.startup.benchmark import BenchmarkContext, Progress, Source
+from resilience_pipelines.workers.pod import PodPlace
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,21 @@ def run_faults(
     progress: Progress,
     *,
     abort: threading.Event | None = None,
+    cluster: PodPlace | None = None,
+    no_cluster_why: str = "",
 ) -> list[FaultRun]:
     """Make every experiment of the plan. One that fails is a result; the run goes on.
 
     Args:
         source: the oracle's answer, and the snapshot to restore from if there is one.
         abort: set by an operator; the experiments that are left are recorded as aborted.
+        cluster: where workers may be started in pods; `no_cluster_why` says why there is none.
     """
-    fault_context = make_context(context, source, abort or threading.Event())
+    fault_context = replace(
+        make_context(context, source, abort or threading.Event()),
+        cluster=cluster,
+        no_cluster_why=no_cluster_why,
+    )
     schedule = plan.schedule()
     runs = []
     for done, (repeat, fault, recovery) in enumerate(schedule):

@@ -52,6 +52,11 @@ class FaultReason(StrEnum):
     SETTERS_NOT_ALLOWED = "setters_not_allowed"
     NO_NAMESPACES = "no_namespaces"
     NO_CHECKPOINT = "no_checkpoint"
+    NO_CLUSTER = "no_cluster"
+    NO_CHAOS_MESH = "no_chaos_mesh"
+    NO_LITMUS = "no_litmus"
+    NO_POD_WORKER = "no_pod_worker"
+    CLUSTER_FORBIDS = "cluster_forbids"
 
 
 class Seen(StrEnum):

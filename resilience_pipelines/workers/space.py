@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import psutil
 
@@ -135,6 +135,8 @@ class Space(ABC):
     isolated: bool
     root: Path
     """The file system as processes inside see it."""
+    on_this_machine: ClassVar[bool] = True
+    """Whether its processes are this kernel's; else nothing of them but the worker is seen."""
 
     @abstractmethod
     def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], output: int) -> Process:

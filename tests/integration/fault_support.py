@@ -32,8 +32,12 @@ from tests.support.workers import ContractWorker, write_contract_weights
 GPU_STRATEGIES = frozenset(
     {"gpu_load", "gpu_memory", "gpu_xid", "dcgm_injection", "gpu_power", "numa_placement"}
 )
+CLUSTER_STRATEGIES = frozenset({"chaos_mesh", "litmus"})
 NEED_GPU = tuple(name for name, fault in CATALOGUE.items() if fault.strategy in GPU_STRATEGIES)
-NEED_NO_GPU = tuple(name for name in CATALOGUE if name not in NEED_GPU)
+NEED_CLUSTER = tuple(
+    name for name, fault in CATALOGUE.items() if fault.strategy in CLUSTER_STRATEGIES
+)
+NEED_NO_GPU = tuple(name for name in CATALOGUE if name not in NEED_GPU + NEED_CLUSTER)
 """What runs on any machine, with the worker of these tests."""
 
 # With some memory of its own, so that it is the largest process in its cgroup.

@@ -12,6 +12,9 @@ import pytest
 import yaml
 from kubernetes import client
 
+from resilience_pipelines.faults.chaos_mesh import Disturbance
+from resilience_pipelines.faults.cluster import PERMISSIONS as FAULT_PERMISSIONS
+from resilience_pipelines.faults.litmus import ENGINES, EXPERIMENTS, RESULTS
 from resilience_pipelines.launchers.kubernetes.client import CLUSTER_PERMISSIONS, PERMISSIONS
 from resilience_pipelines.launchers.kubernetes.manifest import (
     MANAGED_BY,
@@ -19,6 +22,8 @@ from resilience_pipelines.launchers.kubernetes.manifest import (
     dropped_fields,
 )
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings, read_settings
+from resilience_pipelines.workers.pod import TARGET_LABEL
+from resilience_pipelines.workers.process import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -72,6 +77,22 @@ def granted(kind: str, name: str) -> set[tuple[str, str, str]]:
 def test_the_launcher_is_granted_exactly_what_it_does() -> None:
     assert granted("Role", "resilience-launcher") == PERMISSIONS
     assert granted("ClusterRole", "resilience-launcher-nodes") == CLUSTER_PERMISSIONS
+
+
+def test_faults_on_a_cluster_are_granted_exactly_what_they_do() -> None:
+    assert granted("Role", "resilience-faults") == FAULT_PERMISSIONS
+    kinds = {item.value.kind for item in Disturbance} | {ENGINES, RESULTS, EXPERIMENTS}
+    assert {(kind.group, kind.plural) for kind in kinds} == {
+        (group, resource) for group, resource, _ in FAULT_PERMISSIONS if group
+    }
+
+
+def test_a_worker_in_a_pod_can_be_asked_where_the_policies_are_enforced() -> None:
+    spec = one("NetworkPolicy", "resilience-targets-answer")["spec"]
+    [expression] = spec["podSelector"]["matchExpressions"]
+    assert expression == {"key": TARGET_LABEL, "operator": "Exists"}
+    assert [item["port"] for rule in spec["ingress"] for item in rule["ports"]] == [DEFAULT_PORT]
+    assert not spec["egress"]
 
 
 def test_only_the_platform_is_granted_anything() -> None:

@@ -19,6 +19,7 @@ from resilience_pipelines.faults.guards import FreeDisk, FreeMemory, OwnWorker
 @dataclass
 class FakeTarget:
     members: tuple[Any, ...]
+    on_this_machine: bool = True
 
 
 def target_of(*processes: Any) -> Target:

@@ -18,7 +18,7 @@ import kubernetes
 import urllib3
 from kubernetes.client import ApiException
 
-from resilience_pipelines.errors import InputError
+from resilience_pipelines.kubernetes_api import load_configuration
 from resilience_pipelines.launchers.kubernetes.failures import ClusterError, FailureKind
 from resilience_pipelines.launchers.kubernetes.manifest import (
     CONTAINER,
@@ -49,9 +49,6 @@ T = TypeVar("T")
 POD_NAME_VARIABLE: Final = "RESILIENCE_POD_NAME"
 POD_UID_VARIABLE: Final = "RESILIENCE_POD_UID"
 """Set from the downward API where the platform itself runs in a pod, to own the jobs it starts."""
-
-FAKE_VERSION: Final = "+fake"
-"""In the version that an API server tells: nothing on it is a measurement."""
 
 PERMISSIONS: Final = frozenset(
     {
@@ -383,22 +380,7 @@ def connect(settings: KubernetesSettings) -> Cluster:
     Raises:
         InputError: no cluster is named, or its configuration can't be used.
     """
-    configuration = kubernetes.client.Configuration()
-    try:
-        if settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            kubernetes.config.load_incluster_config(client_configuration=configuration)
-        else:
-            kubernetes.config.load_kube_config(
-                config_file=settings.kubeconfig, context=settings.context,
-                client_configuration=configuration,
-            )  # fmt: skip
-    except (kubernetes.config.ConfigException, OSError, ValueError) as error:
-        raise InputError(
-            "kubeconfig", settings.kubeconfig or os.environ.get("KUBECONFIG", ""),
-            f"no cluster can be reached with it ({str(error).splitlines()[0]})",
-            mend="Name a kubeconfig in the settings or in KUBECONFIG.",
-        ) from error  # fmt: skip
-    configuration.retries = False  # trying again is ours: it has a deadline
+    configuration = load_configuration(settings.kubeconfig, settings.context)
     return Cluster(settings, kubernetes.client.ApiClient(configuration))
 
 

@@ -22,6 +22,7 @@ from typing import Final
 from resilience_pipelines.errors import ResilienceError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
+from resilience_pipelines.kubernetes_api import FAKE_VERSION
 from resilience_pipelines.launchers.kubernetes.cleanup import (
     as_notice,
     evidence,
@@ -30,7 +31,6 @@ from resilience_pipelines.launchers.kubernetes.cleanup import (
     remove,
 )
 from resilience_pipelines.launchers.kubernetes.client import (
-    FAKE_VERSION,
     Cluster,
     connect,
     own_pod,

@@ -64,6 +64,14 @@ def job_name(run_id: str) -> str:
     return f"resilience-{run_id.lower()}"
 
 
+def owner_reference(owner: Owner) -> Manifest:
+    """How an object says that it belongs to a pod."""
+    return {
+        "apiVersion": "v1", "kind": "Pod", "name": owner.pod_name, "uid": owner.pod_uid,
+        "blockOwnerDeletion": False, "controller": False,
+    }  # fmt: skip
+
+
 def selector(**labels: str) -> str:
     """A label selector of this platform's objects. Keys: `run_id`, `home`."""
     names = {"run_id": RUN_LABEL, "home": HOME_LABEL}
@@ -92,12 +100,7 @@ def build_job(
         "labels": labels,
     }
     if owner is not None:
-        metadata["ownerReferences"] = [
-            {
-                "apiVersion": "v1", "kind": "Pod", "name": owner.pod_name, "uid": owner.pod_uid,
-                "blockOwnerDeletion": False, "controller": False,
-            }
-        ]  # fmt: skip
+        metadata["ownerReferences"] = [owner_reference(owner)]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

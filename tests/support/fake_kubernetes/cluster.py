@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -27,6 +27,13 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Operator(Protocol):
+    """A controller of custom resources."""
+
+    def step(self) -> None:
+        """Do what it would do now."""
+
+
 class FakeCluster:
     """A cluster of one node with a data home beside it."""
 
@@ -37,6 +44,7 @@ class FakeCluster:
         self.controllers = Controllers(self.store)
         self.kubelet = Kubelet(self.store, folder, REPOSITORY)
         self.server = FakeServer(self.store, self.kubelet, version, "resilience")
+        self.operators: list[Operator] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.problems: list[Exception] = []
@@ -106,6 +114,8 @@ class FakeCluster:
             try:
                 self.controllers.step()
                 self.kubelet.step()
+                for operator in self.operators:
+                    operator.step()
             except Exception as error:
                 self.problems.append(error)
 

@@ -20,6 +20,8 @@ class Controllers:
         self.collects = True
         self.replaces_deleted_pods = False
         """As before pod failure policies: a deleted pod gets a successor."""
+        self.custom: set[str] = set()
+        """Custom resources that it collects, too."""
         self._had_pod: set[str] = set()
 
     def step(self) -> None:
@@ -57,7 +59,8 @@ class Controllers:
 
     def _pod(self, job: Object) -> None:
         uid = job["metadata"]["uid"]
-        if uid in self._had_pod and not self.replaces_deleted_pods:
+        replaces = self.replaces_deleted_pods or job["spec"]["backoffLimit"] > 0
+        if uid in self._had_pod and not replaces:
             self._end(job, "Failed", "BackoffLimitExceeded", "Job has reached the backoff limit")
             return
         if self.pod_quota_message:
@@ -85,7 +88,7 @@ class Controllers:
     def _collect(self) -> None:
         uids = {item["metadata"]["uid"] for kind in ("jobs", "pods") for item in
                 self.store.all(kind)}  # fmt: skip
-        for kind in ("pods", "jobs"):
+        for kind in ("pods", "jobs", *self.custom):
             for item in self.store.all(kind):
                 owners = item["metadata"].get("ownerReferences", [])
                 gone = owners and not any(owner["uid"] in uids for owner in owners)

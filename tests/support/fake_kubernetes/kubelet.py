@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from tests.support.fake_kubernetes.controllers import event, set_condition
 from tests.support.fake_kubernetes.store import Object, Store, now
@@ -23,15 +25,31 @@ Program = Callable[[Object], list[str]]
 """The command that stands in for a pod's own."""
 
 
+class Served(Protocol):
+    """What stands in for a process: a server in this one."""
+
+    returncode: int | None
+    stdout: Iterator[str]
+    port: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout_s: float) -> None: ...
+    def receive(self, number: int) -> None: ...
+
+
+Running = subprocess.Popen[str] | Served
+
+
 @dataclass
 class _Container:
-    process: subprocess.Popen[str]
+    process: Running
     started_at: str
     lines: list[tuple[float, str]] = field(default_factory=list)
     reader: threading.Thread | None = None
     term_sent_at: float | None = None
     reason: str = ""
     ended: bool = False
+    port: int | None = None
 
 
 class Kubelet:
@@ -43,9 +61,24 @@ class Kubelet:
         self.repository = repository
         self.images = {"registry.test/resilience:1"}
         self.program: Program | None = None
+        self.serve: Callable[[], Served] | None = None
+        """What stands in for the process of a pod that has a port."""
         self.lost_nodes: set[str] = set()
         self.mount_problem = ""
         self._containers: dict[str, _Container] = {}
+
+    def port(self, pod: str) -> int | None:
+        """Where on this machine the server of a pod listens."""
+        container = self._containers.get(pod)
+        return container.port if container else None
+
+    def kill(self, pod: str) -> None:
+        """Kill one pod's container."""
+        _signal(self._containers[pod].process, signal.SIGKILL)
+
+    def pause(self, pod: str, paused: bool) -> None:
+        """Stop or continue a pod's container, as a part of slowing it down."""
+        _signal(self._containers[pod].process, signal.SIGSTOP if paused else signal.SIGCONT)
 
     def lines(self, pod: str) -> list[tuple[float, str]]:
         container = self._containers.get(pod)
@@ -95,7 +128,7 @@ class Kubelet:
                 )  # fmt: skip
                 event(self.store, "Pod", pod, "Warning", "NodeNotReady", "Node is not ready")
 
-    def processes(self) -> list[subprocess.Popen[str]]:
+    def processes(self) -> list[Running]:
         return [item.process for item in self._containers.values() if item.process.poll() is None]
 
     def stop(self) -> None:
@@ -120,7 +153,7 @@ class Kubelet:
         if deleted and container.ended:
             self.store.change("pods", name, _mark_removed)
 
-    def _start(self, pod: Object) -> None:
+    def _start(self, pod: Object, restarts: int = 0) -> None:
         name = pod["metadata"]["name"]
         spec = pod["spec"]["containers"][0]
         if self.mount_problem:
@@ -137,21 +170,13 @@ class Kubelet:
             return
         event(self.store, "Pod", pod, "Normal", "Pulled", "Successfully pulled image")
         self._volumes(pod)
-        told = {item["name"]: item["value"] for item in spec["env"]}
-        command = self.program(pod) if self.program else [sys.executable, *spec["command"][1:]]
-        kept = {k: v for k, v in os.environ.items()
-                if k in ("PATH", "HOME", "LANG", "RESILIENCE_CRIU_PREFIX")}  # fmt: skip
-        process = subprocess.Popen(
-            command, text=True, cwd=self.repository, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=kept | {"PYTHONPATH": str(self.repository), "KUBERNETES_SERVICE_HOST": "x"} | told,
-        )  # fmt: skip
-        container = _Container(process, now())
+        process, port = self._run(pod)
+        container = _Container(process, now(), port=port)
         container.reader = threading.Thread(target=_read, args=(container,), daemon=True)
         container.reader.start()
         self._containers[name] = container
-        running = {"name": "job", "state": {"running": {"startedAt": container.started_at}},
-                   "imageID": f"{spec['image']}@fake"}  # fmt: skip
+        running = {"name": spec["name"], "state": {"running": {"startedAt": container.started_at}},
+                   "imageID": f"{spec['image']}@fake", "restartCount": restarts}  # fmt: skip
 
         def edit(item: Object) -> None:
             item["status"] |= {"phase": "Running", "containerStatuses": [running]}
@@ -159,8 +184,31 @@ class Kubelet:
 
         self.store.change("pods", name, edit)
 
+    def _run(self, pod: Object) -> tuple[Running, int | None]:
+        spec = pod["spec"]["containers"][0]
+        if self.serve is not None and "ports" in spec:
+            served = self.serve()
+            return served, served.port
+        told = {item["name"]: item["value"] for item in spec["env"]}
+        command = self.program(pod) if self.program else [sys.executable, *spec["command"][1:]]
+        port = None
+        if "ports" in spec:
+            # All pods are on this machine's loopback: each gets a port of its own there.
+            port = _free_port()
+            wanted = str(spec["ports"][0]["containerPort"])
+            command = [str(port) if word == wanted else word for word in command]
+        kept = {k: v for k, v in os.environ.items()
+                if k in ("PATH", "HOME", "LANG", "RESILIENCE_CRIU_PREFIX")}  # fmt: skip
+        process = subprocess.Popen(
+            command, text=True, cwd=self.repository, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=kept | {"PYTHONPATH": str(self.repository), "KUBERNETES_SERVICE_HOST": "x"} | told,
+        )  # fmt: skip
+        return process, port
+
     def _waiting(self, name: str, reason: str, message: str) -> None:
-        state = {"name": "job", "state": {"waiting": {"reason": reason, "message": message}}}
+        container = self.store.get("pods", name)["spec"]["containers"][0]["name"]
+        state = {"name": container, "state": {"waiting": {"reason": reason, "message": message}}}
 
         def edit(item: Object) -> None:
             item["status"]["containerStatuses"] = [state]
@@ -195,6 +243,7 @@ class Kubelet:
         assert container.reader is not None
         container.reader.join(2.0)
         code = container.process.returncode
+        assert code is not None
         code = 128 - code if code < 0 else code
         state = {
             "exitCode": code,
@@ -208,7 +257,21 @@ class Kubelet:
             item["status"]["containerStatuses"][0]["state"] = {"terminated": state}
 
         container.ended = True
+        if pod["spec"]["restartPolicy"] == "OnFailure" and code and not _deleted(pod):
+            found = pod["status"]["containerStatuses"][0]
+            self._start(pod, int(found["restartCount"]) + 1)
+            return
         self.store.change("pods", pod["metadata"]["name"], edit)
+
+
+def _deleted(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _mark_removed(pod: Object) -> None:
@@ -221,6 +284,10 @@ def _read(container: _Container) -> None:
         container.lines.append((time.time(), line.rstrip("\n")))
 
 
-def _signal(process: subprocess.Popen[str], number: int) -> None:
-    if process.poll() is None:
+def _signal(process: Running, number: int) -> None:
+    if process.poll() is not None:
+        return
+    if isinstance(process, subprocess.Popen):
         os.killpg(process.pid, number)
+    else:
+        process.receive(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import http.client
 import json
 import re
 import socket
@@ -19,8 +20,12 @@ from tests.support.fake_kubernetes.clock import parse_stamp, stamp
 from tests.support.fake_kubernetes.store import Object, StatusError, Store
 
 _PATH = re.compile(
-    r"/(?:api/v1|apis/(?P<group>batch)/v1)(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log))?$"
+    r"/(?:api/v1|apis/(?P<group>[a-z.-]+)/(?P<version>v1[a-z0-9]*))"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/:]+))?(?:/(?P<sub>log))?$"
+)
+_PROXY = re.compile(
+    r"/api/v1/namespaces/[^/]+/pods/(?P<pod>[^/:]+):(?P<port>[0-9]+)/proxy(?P<path>/.*)"
 )
 Permission = tuple[str, str, str]
 
@@ -28,6 +33,18 @@ Permission = tuple[str, str, str]
 class Logs(Protocol):
     def lines(self, pod: str) -> list[tuple[float, str]]: ...
     def ended(self, pod: str) -> bool: ...
+    def port(self, pod: str) -> int | None: ...
+
+
+@dataclass
+class Traffic:
+    """What the network does to a pod's answers, as the proxy meets it."""
+
+    delay_s: float = 0.0
+    waking_s: float = 0.0
+    """What a wake takes longer."""
+    cut: bool = False
+    """Nothing comes back until the client gives up."""
 
 
 @dataclass
@@ -68,6 +85,10 @@ class FakeServer:
         self.faults: list[Fault] = []
         self.admission: list[Callable[[Object], StatusError | None]] = []
         self.prune: Callable[[Object], None] = lambda job: None
+        self.groups: set[str] = {"", "batch"}
+        """API groups that it knows; custom resources add theirs."""
+        self.traffic: dict[str, Traffic] = {}
+        """By pod."""
         self.lost = threading.Event()
         self.stopped = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -115,6 +136,14 @@ class _Stream:
     break_after: int | None = None
 
 
+@dataclass
+class _Raw:
+    """An answer that is a pod's own."""
+
+    status: int
+    text: str
+
+
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -146,6 +175,9 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_DELETE(self) -> None:
             self._serve()
 
+        def do_PATCH(self) -> None:
+            self._serve()
+
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else {}
@@ -159,19 +191,27 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 return
             if answer is None:
                 self._hang_up()
+            elif isinstance(answer, _Raw):
+                self._send(answer.status, answer.text, {}, text=True)
             elif isinstance(answer, _Stream):
                 self._stream(answer)
             else:
                 text = isinstance(answer, str)
                 self._send(200 if self.command != "POST" else 201, answer, {}, text=text)
 
-        def _answer(self, body: Object) -> Object | str | _Stream | None:
+        def _answer(self, body: Object) -> Object | str | _Stream | _Raw | None:
             url = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(url.query).items()}
+            if proxied := _PROXY.match(url.path):
+                verb = _verb(self.command, "proxied", query)
+                request = Request(self.command, "", "pods/proxy", verb, proxied["pod"], query, body)
+                _authorize(server, request)
+                path = proxied["path"] + (f"?{url.query}" if url.query else "")
+                return _proxy(server, request, path)
             if url.path in ("/version", "/version/"):
                 return {"gitVersion": server.version}
             match = _PATH.match(url.path)
-            if match is None:
+            if match is None or (match["group"] or "") not in server.groups:
                 raise StatusError(404, "NotFound", f"no such path {url.path}")
             resource = match["resource"] + ("/log" if match["sub"] else "")
             request = Request(
@@ -191,7 +231,8 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             for name, value in headers.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
-            self.wfile.write(encoded)
+            with contextlib.suppress(OSError):  # who asked may have given up
+                self.wfile.write(encoded)
 
         def _stream(self, stream: _Stream) -> None:
             self.send_response(200)
@@ -220,10 +261,10 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 def _verb(method: str, name: str | None, query: dict[str, str]) -> str:
     if method == "GET" and name is None:
         return "watch" if query.get("watch") in ("true", "True", "1") else "list"
-    return {"GET": "get", "POST": "create", "DELETE": "delete"}[method]
+    return {"GET": "get", "POST": "create", "DELETE": "delete", "PATCH": "patch"}[method]
 
 
-def _authorized(server: FakeServer, request: Request) -> Object | str | _Stream | None:
+def _authorize(server: FakeServer, request: Request) -> None:
     permission = (request.group, request.resource, request.verb)
     server.used.add(permission)
     if server.granted is not None and permission not in server.granted:
@@ -232,6 +273,10 @@ def _authorized(server: FakeServer, request: Request) -> Object | str | _Stream 
             f'{request.resource} is forbidden: User "system:serviceaccount:test" cannot '
             f'{request.verb} resource "{request.resource}"',
         )  # fmt: skip
+
+
+def _authorized(server: FakeServer, request: Request) -> Object | str | _Stream | None:
+    _authorize(server, request)
     fault = server.fault(request)
     if fault is not None and fault.error is not None:
         raise fault.error
@@ -262,7 +307,48 @@ def _act(server: FakeServer, request: Request) -> Object | str | _Stream:
             return _create(server, request)
         case "delete":
             return _delete(server, request)
+        case "patch":
+            store.get(request.resource, str(request.name))
+            store.change(
+                request.resource, str(request.name), lambda item: _merge(item, request.body)
+            )
+            return store.get(request.resource, str(request.name))
     raise StatusError(405, "MethodNotAllowed", f"{request.verb} is not for this fake")
+
+
+def _merge(item: Object, change: Object) -> None:
+    """A merge patch, RFC 7386."""
+    for name, value in change.items():
+        if value is None:
+            item.pop(name, None)
+        elif isinstance(value, dict):
+            _merge(item.setdefault(name, {}), value)
+        else:
+            item[name] = value
+
+
+def _proxy(server: FakeServer, request: Request, path: str) -> _Raw | None:
+    """The pod's own answer, after what the network does to it."""
+    server.store.get("pods", str(request.name))
+    traffic = server.traffic.get(str(request.name), Traffic())
+    if traffic.cut:
+        until = time.monotonic() + 30
+        while time.monotonic() < until and not server.stopped.is_set() and traffic.cut:
+            time.sleep(0.02)
+        return None
+    time.sleep(traffic.delay_s + (traffic.waking_s if path == "/wake_up" else 0))
+    port = server.logs.port(str(request.name))
+    connection = http.client.HTTPConnection("127.0.0.1", port or 1, timeout=30)
+    try:
+        body = json.dumps(request.body).encode() if request.body else None
+        connection.request(request.method, path, body)
+        response = connection.getresponse()
+        return _Raw(response.status, response.read().decode())
+    except (OSError, http.client.HTTPException) as error:
+        # As the real one: in plain text.
+        return _Raw(503, f"Error trying to reach service: '{error}'")
+    finally:
+        connection.close()
 
 
 def _create(server: FakeServer, request: Request) -> Object:
