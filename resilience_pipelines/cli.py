@@ -988,7 +988,7 @@ def ci(
     if summary is not None:
         write_file(summary, to_markdown(done).encode())
     if as_json:
-        _print_json(done.as_dict())
+        print_json(done.as_dict())
     else:
         sys.stdout.write(to_markdown(done))
     if done.exit_code:

@@ -23,6 +23,7 @@ from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.catalogue import choose
 from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.records import (
+    CollectiveMeasurement,
     CompatibilityTrial,
     FaultRun,
     Outcome,
@@ -296,6 +297,9 @@ def _named(item: Measurement) -> tuple[str, str, float | None]:
     if isinstance(item, CompatibilityTrial):
         name = f"{item.snapshot_id} {item.repeat + 1}"
         return item.snapshot_id, name, item.elapsed_s
+    if isinstance(item, CollectiveMeasurement):
+        name = f"{item.operation} {item.arm} {item.bytes} bytes {item.repeat + 1}"
+        return f"{item.operation} {item.arm}", name, item.time_s
     return "snapshot", "snapshot", item.total_s
 
 
