@@ -24,7 +24,8 @@ from resilience_pipelines.home import Home, open_home
 if TYPE_CHECKING:
     from resilience_pipelines.snapshots.manifest import Manifest
     from resilience_pipelines.snapshots.repository import Repository
-    from resilience_pipelines.snapshots.store import SnapshotStore
+    from resilience_pipelines.snapshots.secret_scan import Finding
+    from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot
 
 app = typer.Typer()
 
@@ -105,6 +106,35 @@ def snapshot_verify(
     show_rows(rows, as_json)
     if not all(row["intact"] for row in rows):
         raise typer.Exit(6)
+
+
+@app.command("scan")
+def snapshot_scan(
+    snapshots: Annotated[
+        list[str] | None, typer.Argument(help="Ids of snapshots; all of the local store if none.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for well-known secrets in images: private keys, and tokens of well-known services.
+
+    Exit code 1: there are some. Nothing found is no proof that there is none. The secrets
+    themselves are never shown.
+    """
+    from dataclasses import asdict
+
+    from resilience_pipelines.snapshots.settings import open_store
+
+    store = open_store(open_home(home))
+    chosen = [store.get(name) for name in snapshots] if snapshots else list(store.all())
+    rows: list[dict[str, Any]] = [
+        {"snapshot": stored.manifest.snapshot_id, **asdict(finding)}
+        for stored in chosen
+        for finding in _secrets(stored)
+    ]
+    show_rows(rows, as_json)
+    if rows:
+        raise typer.Exit(1)
 
 
 @app.command("pin")
@@ -193,7 +223,10 @@ def snapshot_push(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a snapshot of the local store into a repository; goes on where it was broken off."""
+    """Put a snapshot of the local store into a repository; goes on where it was broken off.
+
+    Whoever can read the repository has what is in the image: see `scan`, and encrypt it.
+    """
     from dataclasses import asdict
 
     from resilience_pipelines.snapshots.settings import open_repository, open_store
@@ -264,6 +297,19 @@ def _manifests(store: SnapshotStore | Repository) -> list[Manifest]:
     if isinstance(store, Repository):
         return store.all()
     return [snapshot.manifest for snapshot in store.all()]
+
+
+def _secrets(stored: StoredSnapshot) -> list[Finding]:
+    from resilience_pipelines.errors import StorageError
+    from resilience_pipelines.snapshots.secret_scan import scan
+
+    try:
+        return list(scan(stored.folder, [file.path for file in stored.manifest.files]))
+    except OSError as error:
+        raise StorageError(
+            f"The image of {stored.manifest.snapshot_id} can't be read: {error}.",
+            mend="`resilience snapshot verify` says which files are damaged.",
+        ) from error
 
 
 def _verify(store: SnapshotStore | Repository, snapshot_id: str) -> None:

@@ -138,3 +138,24 @@ def test_keys_are_made_once(command: Command, tmp_path: Path) -> None:
     made = command.json("keygen", str(tmp_path / "keys"))
     assert [row["key"] for row in made] == ["encryption.key", "signing.key", "trusted.pub"]
     assert command.run("keygen", str(tmp_path / "keys"))[0] == 2
+
+
+def test_a_secret_in_an_image_is_told_by_its_place_and_never_shown(
+    home: Home, command: Command
+) -> None:
+    store = open_store(home)
+    secret = "AKIA" + "ABCDEFGH" * 2
+    clean, dirty = put(store), put(store, pages=f"\0{secret}\0".encode())
+    assert command.json("scan", clean.manifest.snapshot_id) == []
+    assert command.json("scan", code=1) == [
+        {
+            "snapshot": dirty.manifest.snapshot_id,
+            "kind": "aws_access_key",
+            "file": "images/pages-1.img",
+            "places": 1,
+            "first_offset": 1,
+        }
+    ]
+    _, shown, complaint = command.run("scan")
+    assert "aws_access_key" in shown
+    assert secret not in shown + complaint
