@@ -31,10 +31,11 @@ def _():
 @app.cell
 def _(ask, mo):
     # One worker on one basis and one stack at a time: results of two are never mixed.
+    # The newest with more than one way to start comes first.
     scopes = ask(
-        "select distinct worker, basis, stack_key, software_label, hardware_label, "
-        "last_measured_at from stacks inner join runs using (stack_key, software_label, "
-        "hardware_label) where kind = 'startup' order by last_measured_at desc, worker, basis"
+        "select worker, basis, stack_key, software_label, hardware_label from stacks "
+        "inner join startup_summary using (stack_key) where n > 0 group by all "
+        "order by count(distinct arm) > 1 desc, any_value(last_measured_at) desc, worker, basis"
     ).to_dicts()
     mo.stop(not scopes, mo.md("No start-up results are published yet: `resilience load`."))
     scope = next((row for row in scopes if row["basis"] == "measured"), scopes[0])

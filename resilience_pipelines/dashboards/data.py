@@ -7,7 +7,7 @@ and any figure with an interval (the dbt marts have those).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -190,14 +190,13 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
 
     stacks = {row.stack_key: row for row in _read_stacks(connection, published)}
     run_facts, quality = by_scope(RunFactsRow), by_scope(QualityRow)
-    keys = _first_to_open({*run_facts.keys, *quality.keys}, run_facts, stacks, published)
+    speedups = by_scope(SpeedupRow)
+    keys = _first_to_open(
+        {*run_facts.keys, *quality.keys}, run_facts, speedups.keys, stacks, published
+    )
 
     start_counts, throughputs = by_scope(StartCountRow), by_scope(ThroughputRow)
-    variants, phases, speedups = (
-        by_scope(VariantRow),
-        by_scope(PhaseSummaryRow),
-        by_scope(SpeedupRow),
-    )
+    variants, phases = by_scope(VariantRow), by_scope(PhaseSummaryRow)
     snapshot_counts, fault_counts = by_scope(SnapshotCountRow), by_scope(FaultCountRow)
     dumps, dump_phases, restores = by_scope(DumpRow), by_scope(DumpPhaseRow), by_scope(RestoreRow)
     fault_summary, coverage = by_scope(FaultSummaryRow), by_scope(CoverageRow)
@@ -282,10 +281,13 @@ class _Series:
 
 
 def _first_to_open(
-    keys: Iterable[ScopeKey], runs: _ByScope[RunFactsRow], stacks: Mapping[str, StackRow],
-    published: Path,
+    keys: Iterable[ScopeKey], runs: _ByScope[RunFactsRow], compared: Collection[ScopeKey],
+    stacks: Mapping[str, StackRow], published: Path,
 ) -> list[ScopeKey]:  # fmt: skip
-    """Scopes in the order of the page: the real thing leads; within one basis the newest does."""
+    """Scopes in the order of the page: the real thing leads.
+
+    Within one basis those lead whose restore can be compared with another start, then the newest.
+    """
     for _, _, stack_key in keys:
         if stack_key not in stacks:
             raise CorruptError(
@@ -301,7 +303,7 @@ def _first_to_open(
 
     return sorted(
         sorted(sorted(keys), key=newest, reverse=True),
-        key=lambda key: order.get(key[1], len(order)),
+        key=lambda key: (order.get(key[1], len(order)), key not in compared),
     )
 
 
@@ -316,8 +318,9 @@ def _choose(connection: duckdb.DuckDBPyConnection, published: Path) -> None:
         # In the order of `_first_to_open`.
         connection.execute(
             f"create temp table detailed as select {SCOPE} from runs group by {SCOPE} "  # noqa: S608
-            f"order by list_position([{bases}], basis) nulls last, max(started_at) desc, {SCOPE} "
-            f"limit {MOST_DETAILED}"
+            f"order by list_position([{bases}], basis) nulls last, "
+            f"({SCOPE}) in (select ({SCOPE}) from {SpeedupRow.TABLE}) desc, "
+            f"max(started_at) desc, {SCOPE} limit {MOST_DETAILED}"
         )
         connection.execute(f"create temp table experiments as {experiments}")
     except duckdb.Error as error:

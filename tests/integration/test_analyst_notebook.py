@@ -84,5 +84,5 @@ def test_without_results_it_says_so(
     empty.published.parent.mkdir()
     empty.published.write_bytes(results_home.published.read_bytes())
     with duckdb.connect(str(empty.published)) as connection:
-        connection.execute("delete from runs")
+        connection.execute("delete from startup_summary")
     assert "arms" not in run(empty, monkeypatch)

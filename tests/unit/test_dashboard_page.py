@@ -150,6 +150,20 @@ def test_measured_results_open_first(tmp_path: Path) -> None:
     assert scopes[0].last_measured_at > scopes[1].last_measured_at
 
 
+def test_a_result_without_another_start_to_compare_with_comes_after_those_that_have_one(
+    tmp_path: Path,
+) -> None:
+    path = fixtures.rich().write(tmp_path / "p.duckdb")
+    before = [scope for scope in read_published(path).scopes if scope.basis == "simulated"]
+    newest = before[0].stack.stack_key
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("delete from restore_speedup where stack_key = ?", [newest])
+    after = [scope for scope in read_published(path).scopes if scope.basis == "simulated"]
+    kept = [scope.stack.stack_key for scope in before[1:] if scope.speedups]
+    assert kept
+    assert [scope.stack.stack_key for scope in after][: len(kept) + 1] == [*kept, newest]
+
+
 def test_an_empty_warehouse_says_so_and_how_to_fill_it(written: Written) -> None:
     page = Page(written("empty")[1])
     assert "Nothing has been measured yet." in page.text
