@@ -62,7 +62,12 @@ def trend(
         first_seen.setdefault(row.stack_key, row)
     order = tuple(first_seen)
     arms = in_order({row.arm for row in timed}, words.ARM_ORDER)
-    panels = [[row for row in timed if row.arm == name] for name in arms]
+    panels = [
+        sorted(
+            (row for row in timed if row.arm == name), key=lambda row: order.index(row.stack_key)
+        )
+        for name in arms
+    ]
     ticks = [_stack_tick(first_seen[stack_key], stacks) for stack_key in order]
     marks = _between_stacks(change_points, arms, order)
     if len(order) == 1:

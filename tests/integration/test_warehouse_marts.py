@@ -461,6 +461,21 @@ def test_a_trend_names_the_dimensions_that_changed(home: Home) -> None:
     assert set(second["changed_dimensions"].split(", ")) == set(NEW.differences(OLD))
 
 
+def test_all_arms_of_a_trend_have_their_stacks_in_one_order(tmp_path: Path) -> None:
+    data_home, factory = make_home(tmp_path / "home"), RecordFactory(11)
+    first, second = make_stack(), make_stack(criu_version="4.3")
+    land(data_home.landing, factory.startup_record(1, stack=first, arms=[Arm.WARM_CACHE]))
+    land(data_home.landing, factory.startup_record(1, stack=second))
+    land(data_home.landing, factory.startup_record(1, stack=first, arms=[Arm.COLD]))
+    assert load(data_home).rejected == ()
+    build(data_home)
+    publish(data_home)
+    found = rows(data_home, "from startup_trend where previous_stack_key is not null")
+    assert {(row["arm"], row["previous_stack_key"], row["stack_key"]) for row in found} == {
+        (arm, first.key, second.key) for arm in (Arm.COLD, Arm.WARM_CACHE)
+    }
+
+
 def test_trends_of_two_machines_or_workers_do_not_mix(home: Home) -> None:
     found = rows(home, "from startup_trend where arm = 'warm_cache'")
     assert len(found) == 3

@@ -1,16 +1,27 @@
-with series as (
+-- Stacks stand in the order of their first start by any arm, the same for all arms: one whose cold
+-- starts came later than those of a newer stack is still the older one.
+with placed as (
     select
         summary.*,
         stacks.* exclude (stack_key, first_measured_at, last_measured_at, runs),
-        lag(summary.stack_key) over in_time as previous_stack_key,
-        lag(summary.median_s) over in_time as previous_median_s
+        min(summary.first_started_at) over (
+            partition by
+                summary.worker, summary.basis, stacks.hardware_key, stacks.model, summary.stack_key
+        ) as stack_first_started_at
     from {{ ref('startup_summary') }} as summary
     inner join {{ ref('stacks') }} as stacks using (stack_key)
     where summary.n > 0
-    window in_time as (
-        partition by
-            summary.worker, summary.basis, stacks.hardware_key, stacks.model, summary.arm
-        order by summary.first_started_at, summary.stack_key
+),
+
+series as (
+    select
+        *,
+        lag(stack_key) over in_order as previous_stack_key,
+        lag(median_s) over in_order as previous_median_s
+    from placed
+    window in_order as (
+        partition by worker, basis, hardware_key, model, arm
+        order by stack_first_started_at, stack_key
     )
 )
 
