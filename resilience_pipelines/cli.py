@@ -938,6 +938,29 @@ def dashboard(
         out.print(str(report.path))
 
 
+@app.command()
+def metrics(
+    out_path: Annotated[
+        Path | None,
+        typer.Option("--out", help="A file to replace, NAME.prom; standard output if none."),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Metrics of the platform itself for Prometheus: backlog, freshness, room, newest figures."""
+    from resilience_pipelines.durability import replace_text
+    from resilience_pipelines.errors import StorageError
+    from resilience_pipelines.metrics import exposition
+
+    text = exposition(open_home(home))
+    if out_path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        replace_text(out_path, text, mode=0o644)
+    except OSError as error:
+        raise StorageError(f"{out_path} can't be written: {error}.") from error
+
+
 @kubernetes_app.command("clean")
 def kubernetes_clean(
     settings: Annotated[
