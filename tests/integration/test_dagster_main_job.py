@@ -190,7 +190,7 @@ def test_the_dashboard_is_written(main_job: MainJob) -> None:
     metadata = main_job.metadata("dashboard")
     page = Path(unquote(urlsplit(metadata["page"]).path))
     assert page.stat().st_size == metadata["bytes"] > 100_000
-    [result] = (dict(record.data) for record in metadata["results"])
+    [result] = (dict(record.data) for record in metadata["results"].records)
     assert "Restore" in result["start_up"]
     assert result["faults"].startswith("Faults: 1 of 1 experiment passed")
 
