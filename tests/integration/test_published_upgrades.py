@@ -20,7 +20,11 @@ from tests.factories import RecordFactory, land, make_stack
 
 
 def key_of(home: Home, version: str) -> str:
-    found = query(home, "select stack_key from stacks where engine_version = ?", [version])
+    found = query(
+        home,
+        "select stack_key from stacks where engine_version = ? and model like '%0.6b%'",
+        [version],
+    )
     return str(found.item())
 
 
