@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
-from resilience_pipelines.snapshots.sealing import KEY_BYTES
 
+KEY_BYTES: Final = 32
 COMMAND_DEADLINE_S: Final = 60.0
 
 _CONTEXT: Final = b"resilience snapshot manifest 1\n"

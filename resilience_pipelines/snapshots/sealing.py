@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from resilience_pipelines.errors import CorruptError, InputError
+from resilience_pipelines.snapshots.keys import KEY_BYTES
 
-KEY_BYTES: Final = 32
 SEGMENT_BYTES: Final = 1 << 20
 
 _HEADER: Final = struct.Struct(">4sBBBQ")

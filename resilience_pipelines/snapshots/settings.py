@@ -8,18 +8,18 @@ are.
 from __future__ import annotations
 
 import tomllib
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home
 from resilience_pipelines.snapshots.keys import Trust, read_key
-from resilience_pipelines.snapshots.repository import Repository
 from resilience_pipelines.snapshots.retention import Policy
-from resilience_pipelines.snapshots.sealing import Sealing, parse_compression
-from resilience_pipelines.snapshots.storage import open_storage
 from resilience_pipelines.snapshots.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from resilience_pipelines.snapshots.repository import Repository
 
 FILE: Final = "snapshots.toml"
 
@@ -117,6 +117,11 @@ def open_repository(home: Home, address: str | None = None) -> Repository:
     Raises:
         InputError: there is none, or it can't be used.
     """
+    # Every job opens the local store, and few a repository, whose libraries take time to load.
+    from resilience_pipelines.snapshots.repository import Repository
+    from resilience_pipelines.snapshots.sealing import Sealing, parse_compression
+    from resilience_pipelines.snapshots.storage import open_storage
+
     settings = read_settings(home)
     found = settings.repository
     if found is None and address is None:
