@@ -347,11 +347,11 @@ def damage_checkpoint(folder: Path, damage: CheckpointDamage, earlier: Path) -> 
             # The highest byte of a float32: bit 6 is its exponent's top. The middle of a shard
             # lies in its largest tensor, which is stored as it is, at a multiple of 64 bytes.
             middle = first.stat().st_size // 2
-            _flip(first, middle - middle % 4 + 3, 6)
+            flip_bit(first, middle - middle % 4 + 3, 6)
         case CheckpointDamage.METADATA_BIT_FLIP:
             # In the name of a tensor: what else a bit hits there differs from save to save.
             metadata = folder / _METADATA
-            _flip(metadata, metadata.read_bytes().index(_A_TENSOR), 3)
+            flip_bit(metadata, metadata.read_bytes().index(_A_TENSOR), 3)
         case CheckpointDamage.ZEROED_PAGE:
             with first.open("r+b") as stream:
                 stream.seek(first.stat().st_size // 2)
@@ -403,11 +403,3 @@ def try_load(folder: Path, saved_sha256: str | None) -> tuple[AtLoad, str]:
         return AtLoad.REFUSED, str(found["error"]).strip().splitlines()[-1][-500:]
     same = saved_sha256 is not None and found["sha256"] == saved_sha256
     return (AtLoad.SAME_STATE, "") if same else (AtLoad.WRONG_STATE, "the state differs")
-
-
-def _flip(path: Path, offset: int, bit: int) -> None:
-    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        flip_bit(handle, offset, bit)
-    finally:
-        os.close(handle)

@@ -294,16 +294,16 @@ def same_content(one: Path, other: Path) -> bool:
         return False
 
 
-def flip_bit(handle: int, offset: int, bit: int) -> None:
-    """Flip one bit of an open file; bit 0 is the lowest of the byte at `offset`."""
-    (value,) = os.pread(handle, 1, offset)
-    os.pwrite(handle, bytes([value ^ (1 << bit)]), offset)
+def flip_bit(path: Path, offset: int, bit: int) -> None:
+    """Flip one bit of a file that is no link; bit 0 is the lowest of the byte at `offset`."""
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        (value,) = os.pread(handle, 1, offset)
+        os.pwrite(handle, bytes([value ^ (1 << bit)]), offset)
+    finally:
+        os.close(handle)
 
 
 def _flip_any_bit(path: Path, chance: random.Random) -> None:
-    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        offset = chance.randrange(os.fstat(handle).st_size)
-        flip_bit(handle, offset, chance.randrange(8))
-    finally:
-        os.close(handle)
+    offset = chance.randrange(path.lstat().st_size)
+    flip_bit(path, offset, chance.randrange(8))

@@ -222,20 +222,17 @@ def damage_weights(path: Path, damage: WeightsDamage) -> None:
         os.truncate(path, size // 2)
         return
     body = tensors_of(path)
-    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        middle = body + (size - body) // 2
-        match damage:
-            case WeightsDamage.HEADER_BIT_FLIP:
-                flip_bit(handle, (_LENGTH_BYTES + body) // 2, 7)
-            case WeightsDamage.TENSOR_BIT_FLIP:
-                # The highest byte of a float32, and of a bfloat16 too: bit 6 is its exponent's top.
-                flip_bit(handle, middle - (middle - body) % 4 + 3, 6)
-            case WeightsDamage.ZEROED_PAGE:
-                offset = min(middle, size - _ZEROED_BYTES)
-                os.pwrite(handle, bytes(_ZEROED_BYTES), offset)
-    finally:
-        os.close(handle)
+    middle = body + (size - body) // 2
+    match damage:
+        case WeightsDamage.HEADER_BIT_FLIP:
+            flip_bit(path, (_LENGTH_BYTES + body) // 2, 7)
+        case WeightsDamage.TENSOR_BIT_FLIP:
+            # The highest byte of a float32, and of a bfloat16 too: bit 6 is its exponent's top.
+            flip_bit(path, middle - (middle - body) % 4 + 3, 6)
+        case WeightsDamage.ZEROED_PAGE:
+            with path.open("r+b") as stream:
+                stream.seek(min(middle, size - _ZEROED_BYTES))
+                stream.write(bytes(_ZEROED_BYTES))
 
 
 def tensors_of(path: Path) -> int:
