@@ -33,7 +33,7 @@ from resilience_pipelines.faults.fault import FaultContext, Guard, Injection
 from resilience_pipelines.faults.pod_effects import Effect
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
-from resilience_pipelines.kubernetes_api import ApiError, Json
+from resilience_pipelines.kubernetes_api import Json
 from resilience_pipelines.records import Layer
 from resilience_pipelines.workers.pod import CONTAINER, TARGET_LABEL, PodPlace
 from resilience_pipelines.workers.space import holds_within
@@ -233,7 +233,6 @@ class ChaosMeshInjection(ClusterInjection):
         super().__init__(context, place, chaos.expectation)
         self._objects = objects
         self._chaos = chaos
-        self._name: str | None = None
         self._was_selected = False
         self._recovered = False
 
@@ -245,7 +244,7 @@ class ChaosMeshInjection(ClusterInjection):
             ResilienceError: it was not injected in time; says what Chaos Mesh said.
         """
         self._name = new_name()
-        self._objects.create(self._name, self.space, self._spec())
+        self._objects.create(self.name, self.space, self._spec())
         last: list[Json] = [{}]
 
         def injected() -> bool:
@@ -274,13 +273,7 @@ class ChaosMeshInjection(ClusterInjection):
 
     def _state(self, last: list[Json] | None = None) -> ChaosState | None:
         """Its state; None where it is gone or the server does not answer now."""
-        assert self._name is not None
-        try:
-            found = self._objects.get(self._name)
-        except ApiError as error:
-            if not error.may_pass:
-                raise
-            return None
+        found = self._objects.look(self.name)
         if found is None:
             return None
         if last is not None:
@@ -290,7 +283,7 @@ class ChaosMeshInjection(ClusterInjection):
         return state
 
     def _why_not(self, found: Json) -> str:
-        what = f"{self._chaos.kind.kind} {self._name}"
+        what = f"{self._chaos.kind.kind} {self.name}"
         limit = f"within {cluster.INJECT_DEADLINE_S:g} s"
         state = parse_state(found)
         if not state.taken_up:
@@ -304,16 +297,13 @@ class ChaosMeshInjection(ClusterInjection):
         return f"{what} was not injected {limit}: {'; '.join(said) or 'it says nothing'}."
 
     def _undo(self) -> None:
-        if self._name is None:
-            return
         if self._chaos.duration_s is not None:
             self._pause()
-        self._objects.remove(self._name, cluster.ROLLBACK_DEADLINE_S)
+        self._objects.remove(self.name, cluster.ROLLBACK_DEADLINE_S)
 
     def _pause(self) -> None:
         """Have it undone while there still is an object that can say so."""
-        assert self._name is not None
-        self._objects.patch(self._name, {"metadata": {"annotations": {PAUSE_ANNOTATION: "true"}}})
+        self._objects.patch(self.name, {"metadata": {"annotations": {PAUSE_ANNOTATION: "true"}}})
 
         def settled() -> bool:
             state = self._state()
@@ -324,16 +314,12 @@ class ChaosMeshInjection(ClusterInjection):
         holds_within(settled, cluster.ROLLBACK_DEADLINE_S / 2, cluster.STEP_S)
 
     def _left(self) -> str | None:
-        if self._name is None:
-            return None
-        if self._objects.get(self._name) is not None:
-            return f"{self._chaos.kind.kind} {self._name} is still there"
+        if self._objects.get(self.name) is not None:
+            return f"{self._chaos.kind.kind} {self.name} is still there"
         if self._chaos.duration_s is not None and self._was_selected and not self._recovered:
-            return f"{self._chaos.kind.kind} {self._name} is gone without having said AllRecovered"
+            return f"{self._chaos.kind.kind} {self.name} is gone without having said AllRecovered"
         return None
 
     def _undone_words(self) -> str:
-        if self._name is None:
-            return "nothing was made"
         said = "AllRecovered, then gone" if self._recovered else "gone"
-        return f"{self._chaos.kind.kind} {self._name}: {said}"
+        return f"{self._chaos.kind.kind} {self.name}: {said}"

@@ -108,6 +108,15 @@ class Objects:
                 return None
             raise
 
+    def look(self, name: str) -> Json | None:
+        """As `get`, but also None where the server does not answer now."""
+        try:
+            return self.get(name)
+        except ApiError as error:
+            if not error.may_pass:
+                raise
+            return None
+
     def create(self, name: str, space: PodSpace, spec: Mapping[str, Any]) -> None:
         """Make one that belongs to a worker's Job.
 
@@ -288,6 +297,7 @@ class ClusterInjection(Injection):
         self.place = place
         self._expectation = expectation
         self._before: Before | None = None
+        self._name: str | None = None
         self._rolled_back = False
 
     @property
@@ -295,6 +305,12 @@ class ClusterInjection(Injection):
         """The worker before the fault."""
         assert self._before is not None, "attach comes first"
         return self._before
+
+    @property
+    def name(self) -> str:
+        """The name of the operator's object."""
+        assert self._name is not None, "inject comes first"
+        return self._name
 
     @property
     def space(self) -> PodSpace:
@@ -347,15 +363,18 @@ class ClusterInjection(Injection):
         """Let the operator undo it, and remove its object. A second call does nothing."""
         if not self._rolled_back:
             self._rolled_back = True
-            self._undo()
+            if self._name is not None:
+                self._undo()
 
     def prove_rollback(self) -> Proof:
         """The object is gone, its operator has said that all is undone, and the worker serves."""
-        left = self._left()
+        made = self._name is not None
+        left = self._left() if made else None
         serving = as_before(self.before, self.target.running.client, ROLLBACK_DEADLINE_S)
         return Proof(
             proved=left is None and serving.proved, source="API server and client",
-            detail=f"{left or self._undone_words()}; {serving.detail}",
+            detail=f"{left or (self._undone_words() if made else 'nothing was made')}; "
+            f"{serving.detail}",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -365,7 +384,7 @@ class ClusterInjection(Injection):
 
     @abstractmethod
     def _undo(self) -> None:
-        """Undo and remove."""
+        """Undo and remove; called where an object was made, or may have been."""
 
     @abstractmethod
     def _left(self) -> str | None:

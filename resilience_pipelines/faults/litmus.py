@@ -32,7 +32,7 @@ from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, Ob
 from resilience_pipelines.faults.pod_effects import Effect
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
-from resilience_pipelines.kubernetes_api import ApiError, Json
+from resilience_pipelines.kubernetes_api import Json
 from resilience_pipelines.records import Layer
 from resilience_pipelines.workers.pod import CONTAINER, TARGET_LABEL, PodPlace
 from resilience_pipelines.workers.space import holds_within
@@ -229,7 +229,6 @@ class LitmusInjection(ClusterInjection):
         self._experiment = experiment
         self._engines = Objects(place, ENGINES)
         self._results = Objects(place, RESULTS)
-        self._name: str | None = None
         self._ended = False
         self._result: ResultState | None = None
 
@@ -254,7 +253,7 @@ class LitmusInjection(ClusterInjection):
             ResilienceError: it does not run in time, or not at all; says what Litmus said.
         """
         self._name = new_name()
-        self._engines.create(self._name, self.space, self._spec())
+        self._engines.create(self.name, self.space, self._spec())
         last = EngineState("", "")
 
         def runs() -> bool:
@@ -264,16 +263,14 @@ class LitmusInjection(ClusterInjection):
                 return True
             return last.experiment in _STARTED
 
-        what = f"The experiment {self._experiment.name} of ChaosEngine {self._name}"
+        what = f"The experiment {self._experiment.name} of ChaosEngine {self.name}"
         if holds_within(runs, cluster.INJECT_DEADLINE_S, cluster.STEP_S):
             if last.experiment in _STARTED:
                 return
             raise ResilienceError(f"{what} was not run: {last.experiment}.")
         limit = f"within {cluster.INJECT_DEADLINE_S:g} s"
         if not last.status:
-            raise ResilienceError(
-                f"No operator of Litmus took up ChaosEngine {self._name} {limit}."
-            )
+            raise ResilienceError(f"No operator of Litmus took up ChaosEngine {self.name} {limit}.")
         raise ResilienceError(f"{what} did not run {limit}: {last.experiment or last.status}.")
 
     def _spec(self) -> dict[str, Any]:
@@ -299,28 +296,20 @@ class LitmusInjection(ClusterInjection):
 
     def _state(self) -> EngineState | None:
         """Its state; None where it is gone or the server does not answer now."""
-        assert self._name is not None
-        try:
-            found = self._engines.get(self._name)
-        except ApiError as error:
-            if not error.may_pass:
-                raise
-            return None
+        found = self._engines.look(self.name)
         return None if found is None else parse_engine(found)
 
     def _undo(self) -> None:
-        if self._name is None:
-            return
         if self._experiment.recovery is Recovery.CLUSTER:
             # It is over by itself after its duration, and then has a verdict.
             self._await_end(self._experiment.duration_s + cluster.ROLLBACK_DEADLINE_S / 2)
         if not self._ended:
-            self._engines.patch(self._name, {"spec": {"engineState": "stop"}})
+            self._engines.patch(self.name, {"spec": {"engineState": "stop"}})
             self._await_end(cluster.ROLLBACK_DEADLINE_S)
-        result = f"{self._name}-{self._experiment.name}"
+        result = f"{self.name}-{self._experiment.name}"
         found = self._results.get(result)
         self._result = parse_result(found) if found is not None else None
-        self._engines.remove(self._name, cluster.ROLLBACK_DEADLINE_S)
+        self._engines.remove(self.name, cluster.ROLLBACK_DEADLINE_S)
         self._results.remove(result, cluster.ROLLBACK_DEADLINE_S)
 
     def _await_end(self, limit_s: float) -> None:
@@ -333,15 +322,11 @@ class LitmusInjection(ClusterInjection):
         holds_within(ended, limit_s, cluster.STEP_S)
 
     def _left(self) -> str | None:
-        if self._name is None:
-            return None
-        if self._engines.get(self._name) is not None:
-            return f"ChaosEngine {self._name} is still there"
+        if self._engines.get(self.name) is not None:
+            return f"ChaosEngine {self.name} is still there"
         return None
 
     def _undone_words(self) -> str:
-        if self._name is None:
-            return "nothing was made"
         said = "ended, then gone" if self._ended else "gone"
         verdict = f", its own verdict {self._result.verdict or 'none'}" if self._result else ""
-        return f"ChaosEngine {self._name}: {said}{verdict}"
+        return f"ChaosEngine {self.name}: {said}{verdict}"
