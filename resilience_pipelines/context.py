@@ -151,8 +151,11 @@ def read_stack(worker: Worker, home: Home, criu: Criu | None, device: DeviceEngi
     return Stack.model_validate(facts | dict(extra))
 
 
-def read_collective_stack(home: Home, nccl_version: str | None) -> Stack:
-    """The stack that measurements of collectives on this machine belong to."""
+def read_collective_stack(home: Home) -> Stack:
+    """The stack that measurements of collectives on this machine belong to.
+
+    NCCL's version is not in it: only a process that has loaded it can tell.
+    """
     torch = torch_version()
     return Stack.model_validate(
         {
@@ -161,7 +164,6 @@ def read_collective_stack(home: Home, nccl_version: str | None) -> Stack:
             "engine": "torch.distributed",
             "engine_version": torch,
             "torch_version": torch,
-            "nccl_version": nccl_version,
             "image_digest": os.environ.get("RESILIENCE_IMAGE_DIGEST"),
         }
     )

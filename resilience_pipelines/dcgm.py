@@ -22,7 +22,7 @@ from typing import Final
 from resilience_pipelines.errors import ResilienceError, UnsupportedError
 from resilience_pipelines.workers.base import LaunchPlan
 from resilience_pipelines.workers.process import WorkerOutput, worker_environment
-from resilience_pipelines.workers.space import HostSpace, Process, SpaceError, wait_until
+from resilience_pipelines.workers.space import HostSpace, Process, SpaceError, free_port, wait_until
 
 ENGINE: Final = "nv-hostengine"
 CLIENT: Final = "dcgmi"
@@ -82,7 +82,7 @@ class Dcgm:
 
     def __init__(self, folder: Path) -> None:
         engine, self._client = find_tools()
-        self._port = _free_port()
+        self._port = free_port()
         self._output = WorkerOutput()
         self._space = HostSpace()
         plan = LaunchPlan(
@@ -263,12 +263,6 @@ def read_value(text: str, gpu_id: int) -> str | None:
     if not values:
         raise DcgmError(f"dcgmi dmon has no line of GPU {gpu_id}: {text[:300]!r}")
     return None if values[-1] == "N/A" else values[-1]
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _listening(port: int) -> bool:

@@ -183,11 +183,12 @@ def _measure_collectives(
         ranks=spec.ranks,
         repeats=spec.repeats,
     )
-    note_stack(work, read_collective_stack(home, None))
+    stack = read_collective_stack(home)
+    note_stack(work, stack)
     result = run_bandwidth(plan, probe_spaces(), evidence, progress)
     # gloo on the CPU stands for NCCL over GPUs.
     basis = Basis.MEASURED if plan.backend == NCCL else Basis.REFERENCE
-    stack = read_collective_stack(home, result.nccl_version)
+    stack = stack.model_copy(update={"nccl_version": result.nccl_version})
     found = _Found(collectives=result.measurements, unsupported=dict(result.unsupported))
     return _Subject(spec.worker, basis, stack), found
 

@@ -11,8 +11,6 @@ the factor being what a perfect algorithm moves over the busiest link: 2(n-1)/n 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from resilience_pipelines.collectives import support
 from resilience_pipelines.collectives.arms import BandwidthArm, choose_arms
 from resilience_pipelines.collectives.nccl_log import transports
 from resilience_pipelines.collectives.network import BridgedNetwork, Network, SharedNetwork
-from resilience_pipelines.collectives.training import Rank, rank_environment
+from resilience_pipelines.collectives.training import Rank, start_rank
 from resilience_pipelines.errors import DeadlineError, InputError, ResilienceError, UnsupportedError
 from resilience_pipelines.records import CollectiveMeasurement, CollectiveOperation, Outcome
 from resilience_pipelines.workers.space import SpaceSupport
@@ -212,21 +210,8 @@ class _Life:
         more = dict(self._arm.environment)
         if plan.backend == support.NCCL:
             more |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,SHM,NET,GRAPH"}
-        argv = [
-            sys.executable, "-m", "resilience_pipelines.collectives.bandwidth_rank",
-            json.dumps(spec),
-        ]  # fmt: skip
-        read_end, write_end = os.pipe()
-        try:
-            process = network.space(number).spawn(
-                argv, env=rank_environment(network.interface, more), output=write_end
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        return Rank(number, process, read_end)
+        module = "resilience_pipelines.collectives.bandwidth_rank"
+        return start_rank(network, number, module, json.dumps(spec), more)
 
     def _wait(self, ranks: list[Rank]) -> None:
         end = time.monotonic() + ARM_DEADLINE_S

@@ -11,7 +11,6 @@ the links with them, end with their capsules, also when this process is killed.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -19,7 +18,14 @@ from types import TracebackType
 from typing import Self
 
 from resilience_pipelines.errors import UnsupportedError
-from resilience_pipelines.workers.space import Capsule, HostSpace, Space, SpaceSupport, open_space
+from resilience_pipelines.workers.space import (
+    Capsule,
+    HostSpace,
+    Space,
+    SpaceSupport,
+    free_port,
+    open_space,
+)
 
 _PORT = 29500
 _COMMAND_DEADLINE_S = 10.0
@@ -67,7 +73,7 @@ class SharedNetwork(Network):
 
     def __init__(self, support: SpaceSupport) -> None:
         self._space = open_space(support)
-        self.port = _free_port() if isinstance(self._space, HostSpace) else _PORT
+        self.port = free_port() if isinstance(self._space, HostSpace) else _PORT
 
     def space(self, rank: int) -> Space:  # noqa: ARG002
         """See `Network.space`."""
@@ -189,9 +195,3 @@ class BridgedNetwork(Network):
 
 def _address(rank: int) -> str:
     return f"{_SUBNET}.{rank + 1}"
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

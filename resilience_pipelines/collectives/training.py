@@ -275,18 +275,33 @@ class TrainingJob:
             spec = replace(
                 spec, resume_folder=str(resume.folder.resolve()), resume_step=resume.step
             )
-        argv = [sys.executable, "-m", "resilience_pipelines.collectives.rank", spec.to_json()]
-        read_end, write_end = os.pipe()
-        try:
-            process = self.network.space(number).spawn(
-                argv, env=rank_environment(self.network.interface), output=write_end
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        return Rank(number, process, read_end)
+        return start_rank(
+            self.network, number, "resilience_pipelines.collectives.rank", spec.to_json()
+        )
+
+
+def start_rank(
+    network: Network, number: int, module: str, spec: str, more: Mapping[str, str] | None = None
+) -> Rank:
+    """Start one rank where it lives in a network.
+
+    Args:
+        module: what it runs, with `spec` as its one argument.
+        more: variables of an arm.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        process = network.space(number).spawn(
+            [sys.executable, "-m", module, spec],
+            env=rank_environment(network.interface, more),
+            output=write_end,
+        )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return Rank(number, process, read_end)
 
 
 def rank_environment(interface: str, more: Mapping[str, str] | None = None) -> dict[str, str]:

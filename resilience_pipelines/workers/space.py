@@ -372,6 +372,13 @@ def open_space(support: SpaceSupport, *, for_restore: bool = False) -> Space:
     return Capsule(2 if for_restore else FIRST_WORKER_PID)
 
 
+def free_port() -> int:
+    """A TCP port of this machine's 127.0.0.1 that nobody uses at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, step_s: float) -> None:
     """Poll a condition.
 
