@@ -41,7 +41,7 @@ from resilience_pipelines.warehouse.landing import (
     run_file_sha256,
 )
 from resilience_pipelines.warehouse.rows import record_rows, stack_rows
-from resilience_pipelines.warehouse.schema import RECORD_TABLES, migrate
+from resilience_pipelines.warehouse.schema import RECORD_TABLES, frame_schemas, migrate
 
 BATCH_RUNS: Final = 256
 BATCH_BYTES: Final = 16 * 2**20
@@ -155,10 +155,7 @@ class _Loader:
         self._batch: list[_Taken] = []
         self._batch_bytes = 0
         self._new_rejected: list[_Rejected] = []
-        self._schemas = {
-            table: connection.sql(f"select * from raw.{table} limit 0").pl().schema  # noqa: S608
-            for table in (*RECORD_TABLES, "stacks")
-        }
+        self._schemas = frame_schemas(connection, (*RECORD_TABLES, "stacks"))
         self._seen = {
             run_id: _Seen(folder, digest)
             for run_id, folder, digest in connection.execute(

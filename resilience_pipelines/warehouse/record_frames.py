@@ -15,7 +15,7 @@ import polars as pl
 
 from resilience_pipelines.warehouse.landing import LandedRun
 from resilience_pipelines.warehouse.rows import record_rows
-from resilience_pipelines.warehouse.schema import RECORD_TABLES, migrate
+from resilience_pipelines.warehouse.schema import RECORD_TABLES, frame_schemas, migrate
 
 
 def record_frames(landed: LandedRun) -> dict[str, pl.DataFrame]:
@@ -37,7 +37,4 @@ def _schemas() -> Mapping[str, pl.Schema]:
     with duckdb.connect(":memory:") as connection:
         connection.execute("set TimeZone = 'UTC'")
         migrate(connection)
-        return {
-            table: connection.sql(f"select * from raw.{table} limit 0").pl().schema  # noqa: S608
-            for table in RECORD_TABLES
-        }
+        return frame_schemas(connection, RECORD_TABLES)

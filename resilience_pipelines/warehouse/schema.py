@@ -9,12 +9,16 @@ dropped at any time: everything can be loaded again from the landing folders.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from resilience_pipelines.errors import CorruptError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True)
@@ -417,3 +421,13 @@ def migrate(connection: duckdb.DuckDBPyConnection) -> int:
             connection.execute("rollback")
             raise
     return newest
+
+
+def frame_schemas(
+    connection: duckdb.DuckDBPyConnection, tables: Iterable[str]
+) -> dict[str, pl.Schema]:
+    """Columns and types of raw tables, as frames have them."""
+    return {
+        table: connection.sql(f"select * from raw.{table} limit 0").pl().schema  # noqa: S608
+        for table in tables
+    }

@@ -13,6 +13,7 @@ with loads as (
         run_id,
         measurement_id,
         parameters::json ->> 'at_load' as at_load,
+        at_load in ('wrong_answer', 'wrong_state', 'restored') as silent,
         (parameters::json ->> 'steps_lost')::bigint as steps_lost
     from {{ ref('fault_runs') }}
     where
@@ -43,15 +44,12 @@ counted as (
         loads.layer,
         count(*) as n,
         count(*) filter (where loads.at_load = 'refused') as n_refused,
-        count(*) filter (where loads.at_load in ('wrong_answer', 'wrong_state', 'restored'))
-            as n_silent,
+        count(*) filter (where loads.silent) as n_silent,
         count(*) filter (where loads.at_load in ('same_answer', 'same_state')) as n_unchanged,
         count(verified.seen) as n_verified,
         count(*) filter (where verified.seen) as n_hash_mismatch,
-        count(*) filter (
-            where loads.at_load in ('wrong_answer', 'wrong_state', 'restored')
-            and not coalesce(verified.seen, false)
-        ) as n_undetected,
+        count(*) filter (where loads.silent and not coalesce(verified.seen, false))
+            as n_undetected,
         median(loads.steps_lost) as steps_lost_median
     from loads
     left join verified using (run_id, measurement_id)
