@@ -502,7 +502,7 @@ query ($filter: RunsFilter!) {
 }
 """
 
-_POLL: Final = """
+_RUN_AND_EVENTS: Final = """
 query ($run: ID!, $cursor: String, $limit: Int) {
   runOrError(runId: $run) {
     __typename
@@ -515,13 +515,15 @@ query ($run: ID!, $cursor: String, $limit: Int) {
     ... on EventConnection {
       cursor
       hasMore
-      events { __typename ... on MessageEvent { message level stepKey } }
+      events { __typename %s }
     }
     ... on RunNotFoundError { message }
     ... on PythonError { message }
   }
 }
 """
+
+_POLL: Final = _RUN_AND_EVENTS % "... on MessageEvent { message level stepKey }"
 
 _ENTRIES: Final = """
 fragment entries on MetadataEntry {
@@ -539,21 +541,8 @@ fragment entries on MetadataEntry {
 
 _OUTCOME: Final = (
     _ENTRIES
-    + """
-query ($run: ID!, $cursor: String, $limit: Int) {
-  runOrError(runId: $run) {
-    __typename
-    ... on Run { status }
-    ... on RunNotFoundError { message }
-    ... on PythonError { message }
-  }
-  logsForRun(runId: $run, afterCursor: $cursor, limit: $limit) {
-    __typename
-    ... on EventConnection {
-      cursor
-      hasMore
-      events {
-        __typename
+    + _RUN_AND_EVENTS
+    % """
         ... on MaterializationEvent {
           assetKey { path }
           partition
@@ -566,13 +555,7 @@ query ($run: ID!, $cursor: String, $limit: Int) {
           stepKey
           error { message cause { message cause { message } } }
         }
-      }
-    }
-    ... on RunNotFoundError { message }
-    ... on PythonError { message }
-  }
-}
-"""
+      """
 )
 
 _TERMINATE: Final = """
