@@ -36,7 +36,7 @@ from resilience_pipelines import __version__, cli_snapshots
 from resilience_pipelines.answers import Form, choose_form, encode, write_file
 from resilience_pipelines.cli_common import HomeOption, JsonOption, err, out, print_json, show_rows
 from resilience_pipelines.cli_tables import print_record
-from resilience_pipelines.errors import InputError, ResilienceError, Stopped
+from resilience_pipelines.errors import InputError, ResilienceError, Stopped, StorageError
 from resilience_pipelines.home import open_home
 
 if TYPE_CHECKING:
@@ -948,7 +948,6 @@ def metrics(
 ) -> None:
     """Metrics of the platform itself for Prometheus: backlog, freshness, room, newest figures."""
     from resilience_pipelines.durability import replace_text
-    from resilience_pipelines.errors import StorageError
     from resilience_pipelines.metrics import exposition
 
     text = exposition(open_home(home))

@@ -18,7 +18,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from resilience_pipelines.cli_common import HomeOption, JsonOption, err, out, print_json, show_rows
-from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.errors import InputError, ResilienceError, StorageError
 from resilience_pipelines.home import Home, open_home
 
 if TYPE_CHECKING:
@@ -300,7 +300,6 @@ def _manifests(store: SnapshotStore | Repository) -> list[Manifest]:
 
 
 def _secrets(stored: StoredSnapshot) -> list[Finding]:
-    from resilience_pipelines.errors import StorageError
     from resilience_pipelines.snapshots.secret_scan import scan
 
     try:
