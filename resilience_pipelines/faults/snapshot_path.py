@@ -44,6 +44,7 @@ from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.startup.arms import restore_worker
+from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "snapshot_path"
 FAMILY = "snapshot_cut_short"
@@ -51,6 +52,7 @@ EFFECT_DEADLINE_S = 5.0
 _STAGE_DEADLINE_S = 60.0
 _END_DEADLINE_S = 180.0
 _LEASE_DEADLINE_S = 10.0
+_CONTINUE_DEADLINE_S = 5.0
 _STEP_S = 0.0005
 _SPARE_BYTES = 256 * 2**20
 _CRASHED = "crashed"
@@ -155,15 +157,17 @@ class _CutInjection(Injection):
         try:
             self._victims = self._kill(session)
         finally:
-            _signal(session, signal.SIGCONT)
+            _continue(session)
 
     def prove_effect(self) -> Proof:
         """The killed processes are gone, and the operation had begun and was not done."""
-        gone, alive = psutil.wait_procs(self._victims, timeout=EFFECT_DEADLINE_S)
+        holds_within(lambda: not self._alive(), EFFECT_DEADLINE_S, _STEP_S)
+        alive = len(self._alive())
+        ended = len(self._victims) - alive
         return Proof(
-            proved=bool(gone) and not alive and bool(self._progress),
+            proved=ended > 0 and not alive and bool(self._progress),
             source="process table",
-            detail=f"{len(gone)} processes ended, {len(alive)} did not; {self._progress}",
+            detail=f"{ended} processes ended, {alive} did not; {self._progress}",
         )
 
     def broken_expectation(self) -> str | None:
@@ -217,11 +221,11 @@ class _CutInjection(Injection):
         while time.monotonic() < end and not self._report.ended:
             # Before, CRIU tries out the kernel with children that must not be seen stopped.
             if self._begun(session):
-                _signal(session, signal.SIGSTOP)
+                _signal_all(session, signal.SIGSTOP)
                 self._progress = self._in_the_middle(session)
                 if self._progress:
                     return
-                _signal(session, signal.SIGCONT)
+                _continue(session)
             time.sleep(_STEP_S)
         raise self._missed("CRIU was never where it was to be killed")
 
@@ -261,8 +265,11 @@ class _CutInjection(Injection):
 
     def _kill(self, session: psutil.Process) -> list[psutil.Process]:
         """Kill CRIU with all it has forked; returns what was killed."""
-        victims = [session, *session.children(recursive=True)]
-        _signal(session, signal.SIGKILL)
+        victims = [session]
+        for pid in _below(session.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victims.append(psutil.Process(pid))
+        _signal_all(session, signal.SIGKILL)
         return victims
 
     @abstractmethod
@@ -271,8 +278,11 @@ class _CutInjection(Injection):
 
     def _left_behind(self) -> str | None:
         """What of the operation is left; None when nothing is."""
-        alive = [process.pid for process in self._victims if lives(process)]
+        alive = self._alive()
         return f"processes {alive} still live" if alive else None
+
+    def _alive(self) -> list[int]:
+        return [process.pid for process in self._victims if lives(process)]
 
 
 class DumpCut(_CutInjection):
@@ -373,7 +383,7 @@ class RestoreCut(_CutInjection):
     def _begun(self, session: psutil.Process) -> bool:
         assert self.context.snapshot is not None
         root = self.context.snapshot.manifest.root_pid
-        return any(_inner_pid(child) == root for child in session.children(recursive=True))
+        return any(_inner_pid(pid) == root for pid in _below(session.pid))
 
     def _in_the_middle(self, session: psutil.Process) -> str:
         if self._report.ended or not self._begun(session):
@@ -394,16 +404,50 @@ def _criu_session() -> int | None:
     return None
 
 
-def _inner_pid(process: psutil.Process) -> int | None:
+def _inner_pid(pid: int) -> int | None:
     """Its number in the innermost PID namespace; None when it has ended."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
                 return int(line.split()[-1])
     return None
 
 
-def _signal(session: psutil.Process, number: signal.Signals) -> None:
+def _below(pid: int) -> list[int]:
+    """What a process has forked, its children first; nothing when it has ended.
+
+    From the kernel's own list: a look at all processes of the machine takes longer than what is to
+    be seen lasts.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found + [deeper for child in found for deeper in _below(child)]
+
+
+def _continue(session: psutil.Process) -> None:
+    """Continue CRIU's session until its leader waits for CRIU again.
+
+    The leader is `nsenter`, which stops itself when it has seen its child stopped, and that may be
+    after the signal. Left stopped, it would never tell how CRIU ended.
+
+    Raises:
+        DeadlineError: it does not go on.
+    """
+    end = time.monotonic() + _CONTINUE_DEADLINE_S
+    while True:
+        _signal_all(session, signal.SIGCONT)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if session.status() in (psutil.STATUS_STOPPED, psutil.STATUS_RUNNING):
+                if time.monotonic() >= end:
+                    raise DeadlineError(f"CRIU did not go on within {_CONTINUE_DEADLINE_S:g} s.")
+                time.sleep(_STEP_S)
+                continue
+        return
+
+
+def _signal_all(session: psutil.Process, number: signal.Signals) -> None:
     """To CRIU's whole session, which leads a process group of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(session.pid, number)
