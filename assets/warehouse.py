@@ -61,6 +61,14 @@ def _layer(props: Mapping[str, Any]) -> str:
     return groups.LANDED if props["resource_type"] == "source" else str(props["fqn"][1])
 
 
+_ASSETS: Final = {
+    (str(node["schema"]), str(node["name"])): Translator().get_asset_key(node)
+    for node in (*_MANIFEST["nodes"].values(), *_MANIFEST["sources"].values())
+    if node["resource_type"] in ("model", "seed", "source")
+}
+"""The asset of each table of the warehouse, by its schema and name."""
+
+
 def landing_digest(home: Home) -> str | None:
     """A hash over the names of all landing folders; None where there is none.
 
@@ -142,7 +150,7 @@ def raw_tables(config: LoadConfig, home: HomeResource) -> Iterator[dg.Materializ
 def marts(context: dg.AssetExecutionContext, home: HomeResource) -> Iterator[Any]:
     """Build the models with dbt and run their tests."""
     with failures():
-        yield from build_models(context, PROJECT, home.open())
+        yield from build_models(context, PROJECT, home.open(), _ASSETS)
 
 
 @dg.asset(

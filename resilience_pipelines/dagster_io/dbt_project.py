@@ -16,7 +16,7 @@ import importlib.metadata
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +26,10 @@ import dagster as dg
 from dagster_dbt import DbtCliInvocation, DbtCliResource, DbtProject
 from dagster_dbt.errors import DagsterDbtCliRuntimeError
 from packaging.version import Version
+from sqlglot.errors import SqlglotError
 
-from resilience_pipelines.dagster_io.metadata import row_counts
+from resilience_pipelines.dagster_io.column_lineage import Relation, column_lineage
+from resilience_pipelines.dagster_io.metadata import row_counts, table_columns
 from resilience_pipelines.errors import DeadlineError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.warehouse.connection import open_warehouse
@@ -69,12 +71,19 @@ def prepare_project(home: Home) -> DbtProject:
 
 
 def build_models(
-    context: dg.AssetExecutionContext, project: DbtProject, home: Home
+    context: dg.AssetExecutionContext,
+    project: DbtProject,
+    home: Home,
+    assets: Mapping[Relation, dg.AssetKey],
 ) -> Iterator[Any]:
     """Build the selected models and run their tests.
 
+    Args:
+        assets: the asset of each table that a model is or reads.
+
     Yields:
-        What `dbt_assets` yields, outputs with the number of rows of each table.
+        What `dbt_assets` yields, outputs with the number of rows of each table and the columns that
+        its columns come from.
 
     Raises:
         BusyError: another process has the warehouse open.
@@ -96,13 +105,26 @@ def build_models(
         except DagsterDbtCliRuntimeError as error:
             failure = error
     # Only now has dbt let go of the file.
-    rows = row_counts(home, "main")
+    rows, columns = row_counts(home, "main"), table_columns(home)
     for event in events:
-        name = event.metadata["unique_id"].value.split(".")[-1] if event.metadata else ""
-        if isinstance(event, dg.Output) and name in rows:
-            yield event.with_metadata({**event.metadata, "dagster/row_count": rows[name]})
-        else:
+        if not isinstance(event, dg.Output):
             yield event
+            continue
+        node = build.manifest["nodes"][event.metadata["unique_id"].value]
+        found: dict[str, Any] = {}
+        if node["name"] in rows:
+            found["dagster/row_count"] = rows[node["name"]]
+        relation = (node["schema"], node["name"])
+        if node["resource_type"] == "model" and relation in columns:
+            compiled = _folder(home) / "build" / "compiled" / node["package_name"]
+            try:
+                found["dagster/column_lineage"] = column_lineage(
+                    compiled / node["original_file_path"], relation, columns, assets
+                )
+            except SqlglotError as error:
+                # It is drawn for people to look at; the table is right without it.
+                context.log.warning(f"No column lineage of {node['name']}: {error}")
+        yield event.with_metadata({**event.metadata, **found})
     if failure is not None:
         raise failure
 

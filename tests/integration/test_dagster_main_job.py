@@ -186,6 +186,26 @@ def test_row_counts_are_those_of_the_published_tables(main_job: MainJob) -> None
         assert main_job.metadata("marts", mart)["dagster/row_count"] == rows > 0
 
 
+def test_each_mart_tells_which_columns_its_own_come_from(main_job: MainJob) -> None:
+    marts = [
+        event.asset_key
+        for event in main_job.result.get_asset_materialization_events()
+        if event.asset_key and event.asset_key.path[0] == "marts"
+    ]
+    for mart in marts:
+        if mart.path[1] == "failure_mix":  # others' figures, which come with the project
+            continue
+        lineage = main_job.metadata(*mart.path)["dagster/column_lineage"].deps_by_column
+        columns = query(main_job.home, f"select * from {mart.path[1]} limit 0").columns
+        assert lineage.keys() == set(columns)
+        assert any(lineage.values()), mart
+    from_median = main_job.metadata("marts", "startup_summary")["dagster/column_lineage"]
+    assert (
+        dg.TableColumnDep(dg.AssetKey(["marts", "startup_variants"]), "median_s")
+        in from_median.deps_by_column["median_s"]
+    )
+
+
 def test_the_dashboard_is_written(main_job: MainJob) -> None:
     metadata = main_job.metadata("dashboard")
     page = Path(unquote(urlsplit(metadata["page"]).path))
