@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from resilience_pipelines.cli_tables import print_rows
-from resilience_pipelines.durability import sync
+from resilience_pipelines.durability import replace_file
 from resilience_pipelines.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -99,18 +98,13 @@ def write_file(path: Path, content: bytes) -> None:
     """
     if path.is_dir():
         raise InputError("--out", str(path), "it is a folder", mend="Give the name of a file.")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_bytes(content)
-        sync(temporary)
-        temporary.replace(path)
+        replace_file(path, content, mode=None)
     except OSError as error:
         raise StorageError(
             f"{path} can't be written ({error.strerror or error}).",
             mend="Check the folder, its rights and its free space.",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _flat(frame: pl.DataFrame) -> pl.DataFrame:

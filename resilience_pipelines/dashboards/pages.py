@@ -16,8 +16,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +44,7 @@ from resilience_pipelines.dashboards.rows import (
     MOST_DETAILED,
     MOST_EXPERIMENTS,
 )
+from resilience_pipelines.durability import replace_file
 from resilience_pipelines.errors import StorageError
 
 MOST_SNAPSHOTS = 12
@@ -431,22 +430,10 @@ def _policy(*scripts: str) -> str:
 
 
 def _replace(page: Path, content: bytes) -> None:
-    """Write beside the page and rename over it."""
-    temporary = None
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=page.parent, prefix=f".{page.name}.", delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(page)
+        replace_file(page, content, mode=0o644)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise StorageError(
             f"the page {page} can't be written ({error.strerror or error}).",
             mend="Give a place that this user may write and that has free space.",
