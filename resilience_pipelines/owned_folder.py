@@ -9,11 +9,18 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 LOCK_NAME = ".owner.lock"
+
+UNLOCKED_AGE_S: Final = 60.0
+"""A folder without a lock is being made, removed or given away, unless that was longer ago."""
+
+_UNLOCKED_NAME = ".owner.lock.new"
 
 
 @contextmanager
@@ -26,9 +33,11 @@ def owned_folder(folder: Path) -> Iterator[Path]:
         FileExistsError: it is there already.
     """
     folder.mkdir(mode=0o700)
-    lock = os.open(folder / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # Locked before it has its name: whoever finds the name finds the lock, or nobody alive.
+    lock = os.open(folder / _UNLOCKED_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / _UNLOCKED_NAME).rename(folder / LOCK_NAME)
         yield folder
     finally:
         if folder.exists():
@@ -37,7 +46,10 @@ def owned_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_orphans(parent: Path, pattern: str) -> list[Path]:
-    """Remove the owned folders below `parent` that nobody owns any more; returns them."""
+    """Remove the owned folders below `parent` that nobody owns any more; returns them.
+
+    One whose owner was killed before it was locked goes a minute later (`UNLOCKED_AGE_S`).
+    """
     removed = []
     for folder in sorted(parent.glob(pattern)):
         if folder.is_dir() and not folder.is_symlink() and not _owner_lives(folder):
@@ -68,7 +80,9 @@ def remove_tree(folder: Path) -> None:
 def _owner_lives(folder: Path) -> bool:
     try:
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
+        return _is_young(folder)
+    except NotADirectoryError:
         return False
     except PermissionError:
         return True  # another user's: who can't look must not take it for dead
@@ -80,3 +94,10 @@ def _owner_lives(folder: Path) -> bool:
         return False
     finally:
         os.close(lock)
+
+
+def _is_young(folder: Path) -> bool:
+    try:
+        return abs(time.time() - folder.lstat().st_mtime) < UNLOCKED_AGE_S
+    except FileNotFoundError:
+        return False

@@ -14,7 +14,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from pydantic import ValidationError
 
 from resilience_pipelines.durability import replace_text, sync
 from resilience_pipelines.errors import InputError, ResilienceError, StorageError
-from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
+from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans, remove_tree
 from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
 from resilience_pipelines.snapshots.manifest import (
     CHUNK_BYTES,
@@ -248,7 +247,7 @@ class SnapshotStore:
         size = sum(path.stat().st_size for path in _regular_files(folder))
         doomed = self.root / f".removed-{snapshot_id}"
         folder.rename(doomed)
-        shutil.rmtree(doomed)
+        remove_tree(doomed)  # `clean` may be at it already
         return size
 
     def prune(self, policy: Policy, *, dry_run: bool = False) -> list[Doomed]:

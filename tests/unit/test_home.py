@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import ENVIRONMENT_VARIABLE, open_home
-from resilience_pipelines.owned_folder import owned_folder, remove_orphans
+from resilience_pipelines.owned_folder import (
+    LOCK_NAME,
+    UNLOCKED_AGE_S,
+    owned_folder,
+    remove_orphans,
+)
 
 
 def test_the_snapshot_store_is_private_even_if_it_was_not(tmp_path: Path) -> None:
@@ -41,6 +49,7 @@ def test_an_owned_folder_outlives_its_block_only_under_another_name(tmp_path: Pa
 
 def test_an_owned_folder_is_no_orphan(tmp_path: Path) -> None:
     (tmp_path / "job-left").mkdir()
+    (tmp_path / "job-left" / LOCK_NAME).touch()  # as a killed owner leaves it
     (tmp_path / "other").mkdir()
     with owned_folder(tmp_path / "job-now"):
         assert [path.name for path in remove_orphans(tmp_path, "job-*")] == ["job-left"]
@@ -59,3 +68,27 @@ def test_a_link_into_shared_memory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/shm")
     with pytest.raises(InputError, match="/dev/shm"):
         open_home(tmp_path / "link" / "home")
+
+
+def test_a_folder_that_is_not_locked_yet_is_an_orphan_only_when_it_is_old(tmp_path: Path) -> None:
+    folder = tmp_path / "job-made"
+    folder.mkdir()
+    assert remove_orphans(tmp_path, "job-*") == [], "its owner may be about to lock it"
+    past = time.time() - UNLOCKED_AGE_S - 1
+    os.utime(folder, (past, past))
+    assert remove_orphans(tmp_path, "job-*") == [folder]
+
+
+def test_an_owned_folder_never_has_a_lock_that_nobody_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def look(handle: int, how: int) -> None:
+        if not how & fcntl.LOCK_NB:  # the owner's, and not a look's
+            assert remove_orphans(tmp_path, "job") == []
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", look)
+    with owned_folder(tmp_path / "job"):
+        assert remove_orphans(tmp_path, "job") == []

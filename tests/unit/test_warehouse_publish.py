@@ -11,6 +11,7 @@ import pytest
 
 from resilience_pipelines.errors import BusyError, CorruptError, InputError, StorageError
 from resilience_pipelines.home import Home
+from resilience_pipelines.owned_folder import LOCK_NAME
 from resilience_pipelines.warehouse import publish as module
 from resilience_pipelines.warehouse.connection import open_warehouse
 from resilience_pipelines.warehouse.publish import publish
@@ -148,6 +149,7 @@ def test_a_failure_leaves_the_old_file(home: Home, monkeypatch: pytest.MonkeyPat
 def test_what_a_killed_publisher_left_is_removed(home: Home) -> None:
     left = home.published.parent / ".publishing-0000"
     left.mkdir()
+    (left / LOCK_NAME).touch()
     (left / "resilience.duckdb").write_text("half")
     publish(home)
     assert leftovers(home) == []
