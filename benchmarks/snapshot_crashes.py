@@ -37,7 +37,7 @@ from resilience_pipelines.snapshots.repository import Repository
 from resilience_pipelines.snapshots.retention import Policy
 from resilience_pipelines.snapshots.sealing import Sealing, parse_compression
 from resilience_pipelines.snapshots.storage import FolderStorage
-from resilience_pipelines.snapshots.store import SnapshotStore
+from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.workers.oracle import RecordedAnswer
 
@@ -217,20 +217,28 @@ def make_snapshots(folder: Path, chance: random.Random) -> None:
     common = [chance.randbytes(200_000) for _ in range(8)]
     for number in range(STACKS * SNAPSHOTS_OF_A_STACK):
         moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=number)
-        snapshot_id = new_snapshot_id(moment)
-        with store.begin(snapshot_id) as partial:
-            for place, content in enumerate(chance.sample(common, 6)):
-                (partial.images / f"pages-{place}.img").write_bytes(content)
-            (partial.images / "core-1.img").write_bytes(chance.randbytes(5_000))
-            manifest = Manifest(
-                snapshot_id=snapshot_id, created_at=moment, engine="criu", criu_version="4.2.1",
-                worker="reference",
-                stack=Stack(engine="reference", engine_version=str(number % STACKS)),
-                cpu_features=(), port=8000, root_pid=1000, output_pipe="pipe:[1]",
-                answer=RecordedAnswer(prompt="p", token_ids=(1,), logprobs=(-1.0,)),
-                files=partial.describe_files(), mapped_files=(),
-            )  # fmt: skip
-            store.commit(partial, manifest)
+        pages = [*chance.sample(common, 6), chance.randbytes(5_000)]
+        make_snapshot(store, moment, str(number % STACKS), pages)
+
+
+def make_snapshot(
+    store: SnapshotStore, moment: datetime, engine_version: str, pages: list[bytes]
+) -> StoredSnapshot:
+    """Commit a snapshot that has such files, the last of them no memory pages."""
+    snapshot_id = new_snapshot_id(moment)
+    with store.begin(snapshot_id) as partial:
+        for place, content in enumerate(pages[:-1]):
+            (partial.images / f"pages-{place}.img").write_bytes(content)
+        (partial.images / "core-1.img").write_bytes(pages[-1])
+        manifest = Manifest(
+            snapshot_id=snapshot_id, created_at=moment, engine="criu", criu_version="4.2.1",
+            worker="reference",
+            stack=Stack(engine="reference", engine_version=engine_version),
+            cpu_features=(), port=8000, root_pid=1000, output_pipe="pipe:[1]",
+            answer=RecordedAnswer(prompt="p", token_ids=(1,), logprobs=(-1.0,)),
+            files=partial.describe_files(), mapped_files=(),
+        )  # fmt: skip
+        return store.commit(partial, manifest)
 
 
 if __name__ == "__main__":
