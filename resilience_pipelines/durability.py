@@ -1,7 +1,7 @@
 """Putting what was written on the disk, before anything is said to be there.
 
-What belongs here: that call, and replacing a small file as a whole. What does not: formats of
-several files, each of which has its own order of writing, syncing and renaming.
+What belongs here: that call, making folders, and replacing a small file as a whole. What does not:
+formats of several files, each of which has its own order of writing, syncing and renaming.
 """
 
 from __future__ import annotations
@@ -33,11 +33,23 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, each on the disk when this returns.
+
+    Raises:
+        OSError: one can't be made.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)
+
+
 def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Make a file hold a text as `replace_file` does; its folder is made if its parent is there."""
-    if not path.parent.is_dir():
-        path.parent.mkdir(exist_ok=True)
-        sync(path.parent.parent)
+    if path.parent.parent.is_dir():
+        make_folder(path.parent)
     replace_file(path, text.encode(), mode=mode)
 
 

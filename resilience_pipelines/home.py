@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience_pipelines.durability import make_folder
 from resilience_pipelines.errors import InputError
 
 ENVIRONMENT_VARIABLE = "RESILIENCE_HOME"
@@ -96,7 +97,7 @@ def open_home(path: Path | str | None = None) -> Home:
         )  # fmt: skip
     try:
         for folder in (home.root, home.landing, home.cache, home.work, home.published.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         home.snapshots.mkdir(mode=0o700, exist_ok=True)
         home.snapshots.chmod(0o700)
         with tempfile.TemporaryFile(dir=home.root):

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import CorruptError, StorageError
 from resilience_pipelines.home import Home
 
@@ -72,6 +73,7 @@ def decide(home: Home, change_id: str, choice: Choice, note: str, by: str) -> De
                 # Half a line would make the file unreadable.
                 stream.truncate(size)
                 raise
+        sync(home.root)  # the file may be new
     except OSError as error:
         raise StorageError(
             f"{path} can't be written ({error.strerror}).",

@@ -29,7 +29,7 @@ from typing import Final, Self
 import polars as pl
 from pydantic import BaseModel, ValidationError
 
-from resilience_pipelines.durability import sync
+from resilience_pipelines.durability import make_folder, sync
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
@@ -96,7 +96,7 @@ class LandingWriter:
     def __enter__(self) -> Self:
         incoming = self._landing / INCOMING
         with _storage_errors(f"Landing zone {self._landing} can't be written"):
-            incoming.mkdir(parents=True, exist_ok=True)
+            make_folder(incoming)
             # The content lies one level below the lock of its owner, so that what is renamed into
             # the landing zone never holds the lock and never is without it before.
             owned = self._resources.enter_context(owned_folder(incoming / self._run_id))
@@ -195,13 +195,8 @@ class LandingWriter:
                 file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
-            _fsync_folder(content)
-            day = self._landing / f"date={landing_date(self._run_id)}"
-            day.mkdir(exist_ok=True)
-            final = day / self._run_id
-            content.rename(final)
-            _fsync_folder(day)
-            _fsync_folder(self._landing)
+            sync(content)
+            final = _move_in(content, self._landing, self._run_id)
         self._content = None
         return final
 
@@ -233,20 +228,26 @@ def copy_landing(folder: Path, landing: Path) -> Path:
     run_id = read_landing(folder).record.run_id
     with _storage_errors(f"Run {run_id} could not be copied to {landing}"):
         incoming = landing / INCOMING
-        incoming.mkdir(parents=True, exist_ok=True)
+        make_folder(incoming)
         with owned_folder(incoming / run_id) as owned:
             content = owned / _CONTENT
             content.mkdir()
             for path in sorted(folder.iterdir()):
                 shutil.copyfile(path, content / path.name)
                 sync(content / path.name)
-            _fsync_folder(content)
-            day = landing / f"date={landing_date(run_id)}"
-            day.mkdir(exist_ok=True)
-            final = day / run_id
-            content.rename(final)
-            _fsync_folder(day)
-            _fsync_folder(landing)
+            sync(content)
+            return _move_in(content, landing, run_id)
+
+
+def _move_in(content: Path, landing: Path, run_id: str) -> Path:
+    """Give a whole folder its final name, for good: it is found there after a power failure."""
+    day = landing / f"date={landing_date(run_id)}"
+    day.mkdir(exist_ok=True)
+    final = day / run_id
+    content.rename(final)
+    # Others may have made these folders, and not have come to sync them.
+    for folder in (day, landing, landing.parent):
+        sync(folder)
     return final
 
 
@@ -465,11 +466,3 @@ def _storage_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise _storage_error(what, error) from error
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
