@@ -9,7 +9,6 @@ its cache, and it ends with this process whatever happens. A machine's own engin
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import socket
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import ResilienceError, UnsupportedError
 from resilience_pipelines.workers.base import LaunchPlan
 from resilience_pipelines.workers.process import WorkerOutput, worker_environment
@@ -32,10 +32,10 @@ HEALTHY: Final = "Healthy"
 _STEP_S: Final = 0.05
 _JOIN_S: Final = 1.0
 
-_GPU_ROW = re.compile(r"^\|\s*(?P<id>\d+)\s*\|")
+_GPU_ROW = re.compile(r"^\|\s*(?P<id>[0-9]{1,4})\s*\|")
 _UUID = re.compile(r"Device UUID:\s*(?P<uuid>GPU-[0-9A-Za-z-]+)")
 _VERSION = re.compile(r"version:\s*(?P<version>\S+)")
-_VALUE_ROW = re.compile(r"^GPU\s+(?P<id>\d+)\s+(?P<value>\S+)\s*$")
+_VALUE_ROW = re.compile(r"^GPU\s+(?P<id>[0-9]{1,4})\s+(?P<value>\S+)\s*$")
 _INJECTED = "Successfully injected field info."
 
 
@@ -230,7 +230,7 @@ def read_health(text: str) -> Health:
         DcgmError: it is no such answer.
     """
     try:
-        body = json.loads(text)["body"]
+        body = strict_json.loads(text)["body"]
         overall = body["Overall Health"]["value"]
     except (ValueError, KeyError, TypeError) as error:
         raise DcgmError(f"a health check said {text[:300]!r}") from error

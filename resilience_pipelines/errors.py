@@ -6,7 +6,9 @@ module raises and handles, and the reason codes of snapshots and faults, which a
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_SHOWN_CHARACTERS: Final = 2000
 
 
 class ResilienceError(Exception):
@@ -38,9 +40,19 @@ class InputError(ResilienceError):
     exit_code = 2
 
     def __init__(self, field: str, value: object, reason: str, *, mend: str) -> None:
-        super().__init__(f"{field} = {value!r}: {reason}.", mend=mend)
+        super().__init__(f"{field} = {_shown(value)}: {reason}.", mend=mend)
         self.field = field
         self.value = value
+        self.why = reason
+
+
+def _shown(value: object) -> str:
+    """A value as it was given, as far as a message has room for it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of too many digits, a list without a bottom
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 class UnsupportedError(ResilienceError):

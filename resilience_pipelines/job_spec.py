@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.records import Arm, CollectiveOperation, RunKind
+from resilience_pipelines.records import MAX_COUNT, Arm, CollectiveOperation, Count, RunKind
 from resilience_pipelines.startup.benchmark import PageCachePolicy
 
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
@@ -33,7 +34,7 @@ class StartupSpec(_Spec):
     repeats: Repeats = 5
     cold_repeats: Repeats | None = None
     page_cache: PageCachePolicy = PageCachePolicy.AUTO
-    sleep_levels: tuple[int, ...] = ()
+    sleep_levels: tuple[Count, ...] = ()
 
 
 class FaultSpec(_Spec):
@@ -50,7 +51,7 @@ class SnapshotSpec(_Spec):
     """Start a worker, take its snapshot and keep it."""
 
     kind: Literal[RunKind.SNAPSHOT] = RunKind.SNAPSHOT
-    sleep_level: int | None = None
+    sleep_level: Count | None = None
 
 
 class CompatibilitySpec(_Spec):
@@ -76,7 +77,9 @@ class CollectiveSpec(BaseModel):
     operations: tuple[CollectiveOperation, ...] = Field(
         default=tuple(CollectiveOperation), min_length=1
     )
-    sizes: tuple[Annotated[int, Field(ge=1024)], ...] = Field(default=DEFAULT_SIZES, min_length=1)
+    sizes: tuple[Annotated[int, Field(ge=1024, le=MAX_COUNT)], ...] = Field(
+        default=DEFAULT_SIZES, min_length=1
+    )
     ranks: Annotated[int, Field(ge=1, le=64)] | None = None
     repeats: Repeats = 5
 
@@ -97,11 +100,18 @@ def parse_spec(text: str | bytes) -> JobSpec:
         InputError: naming the first field that is wrong.
     """
     try:
-        return _ADAPTER.validate_json(text)
+        strict_json.loads(text)
+        # Strict: a text is no number and a number no truth, even where one could be made of it.
+        return _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the specification"
         raise InputError(
             field, first.get("input"), first["msg"].lower(),
+            mend="See `resilience run --help`.",
+        ) from error  # fmt: skip
+    except ValueError as error:
+        raise InputError(
+            "the specification", str(text)[:200], f"it is no JSON ({error})",
             mend="See `resilience run --help`.",
         ) from error  # fmt: skip

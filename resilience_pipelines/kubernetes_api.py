@@ -8,17 +8,43 @@ The client's own package is imported where it is used: it takes a second that ot
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import InputError, ResilienceError
 
 Json = Mapping[str, Any]
 
 FAKE_VERSION: Final = "+fake"
 """In the version that an API server tells: nothing on it is a measurement."""
+
+
+def object_of(value: object) -> Json:
+    """A part of an answer that is an object; empty where it is missing, or something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects_of(value: object) -> list[Json]:
+    """A part of an answer that is a list of objects, without what is none."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def text_of(value: object) -> str:
+    """A part of an answer that is a text; empty where it is missing, or something else."""
+    return value if isinstance(value, str) else ""
+
+
+def named(found: Json, field: str = "name") -> str:
+    """What every object has in its metadata.
+
+    Raises:
+        ApiError: it is not there: who answered is no API server, or answered about nothing.
+    """
+    if name := text_of(object_of(found.get("metadata")).get(field)):
+        return name
+    raise ApiError("tell of an object", 0, f"it has no metadata.{field}")
 
 
 class ApiError(ResilienceError):
@@ -85,7 +111,7 @@ def call(act: str, function: Any, *arguments: Any, timeout_s: float, **options: 
         response = function(
             *arguments, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **options
         )
-        found = json.loads(response.data)
+        found = strict_json.loads(response.data)
     except ApiException as error:
         raise ApiError(act, error.status or 0, _message(error)) from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -97,6 +123,6 @@ def call(act: str, function: Any, *arguments: Any, timeout_s: float, **options: 
 
 def _message(error: Any) -> str:
     try:
-        return str(json.loads(error.body or "{}").get("message") or error.reason)
+        return str(strict_json.loads(error.body or "{}").get("message") or error.reason)
     except ValueError:
         return str(error.reason)

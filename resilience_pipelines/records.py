@@ -21,9 +21,13 @@ from resilience_pipelines.stack import Stack
 
 SCHEMA_VERSION = 1
 
+MAX_COUNT = 2**63 - 1
+"""What a column of the warehouse holds."""
+
 RUN_ID_PATTERN = r"^[0-9]{8}T[0-9]{6}Z-[a-z]+-[0-9a-f]{8}$"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Detail = Annotated[str, Field(max_length=4000)]
 
@@ -110,9 +114,9 @@ class Layer(StrEnum):
 
 
 class Record(BaseModel):
-    """Base of every part of a record: immutable, and with no field that the schema lacks."""
+    """Base of every part of a record: immutable, finite, with no field that the schema lacks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Phase(Record):
@@ -132,9 +136,9 @@ class Oracle(Record):
     """The comparison of an answer with the one recorded before."""
 
     verdict: OracleVerdict
-    tokens: int | None = Field(default=None, ge=0)
+    tokens: Count | None = None
     """How many tokens were compared."""
-    first_difference: int | None = Field(default=None, ge=0)
+    first_difference: Count | None = None
     """Index of the first token that differs."""
     max_logprob_difference: float | None = Field(default=None, ge=0)
     detail: Detail = ""
@@ -147,14 +151,14 @@ class CriuStatistics(Record):
     frozen_s: Seconds | None = None
     memdump_s: Seconds | None = None
     memwrite_s: Seconds | None = None
-    pages_scanned: int | None = None
-    pages_skipped_parent: int | None = None
-    pages_written: int | None = None
+    pages_scanned: Count | None = None
+    pages_skipped_parent: Count | None = None
+    pages_written: Count | None = None
     forking_s: Seconds | None = None
     restore_s: Seconds | None = None
-    pages_compared: int | None = None
-    pages_skipped_cow: int | None = None
-    pages_restored: int | None = None
+    pages_compared: Count | None = None
+    pages_skipped_cow: Count | None = None
+    pages_restored: Count | None = None
 
 
 class StartupMeasurement(Record):
@@ -164,8 +168,8 @@ class StartupMeasurement(Record):
     arm: Arm
     variant: Name | None = None
     """What sets this start apart within its arm, e.g. `level_1` for a sleep level."""
-    repeat: int = Field(ge=0)
-    position: int = Field(ge=0)
+    repeat: Count
+    position: Count
     """Place in the interleaved order of the whole run."""
     started_at: AwareDatetime
     outcome: Outcome
@@ -223,9 +227,9 @@ class SnapshotMeasurement(Record):
     total_s: Seconds | None = None
     phases: tuple[Phase, ...] = ()
     unaccounted_s: Seconds | None = None
-    image_bytes: int | None = Field(default=None, ge=0)
-    image_files: int | None = Field(default=None, ge=0)
-    sleep_level: int | None = Field(default=None, ge=0)
+    image_bytes: Count | None = None
+    image_files: Count | None = None
+    sleep_level: Count | None = None
     criu: CriuStatistics | None = None
     source_serving_after: bool | None = None
     """Whether the source worker answered right after the attempt, where that was checked."""
@@ -242,7 +246,7 @@ class CompatibilityTrial(Record):
     source_stack: Stack
     """What the snapshot was taken on."""
     source_stack_key: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    repeat: int = Field(ge=0)
+    repeat: Count
     started_at: AwareDatetime
     predicted_compatible: bool
     """What the gate says: false where it would have refused the restore."""
@@ -318,7 +322,7 @@ class FaultRun(Record):
     """A control arm goes through the same life without the injection."""
     recovery: Name | None = None
     """How service was brought back, e.g. an `Arm`; None where nothing had to be."""
-    repeat: int = Field(ge=0)
+    repeat: Count
     parameters: dict[str, Any] = Field(default_factory=dict)
     started_at: AwareDatetime
     verdict: Verdict
@@ -369,11 +373,11 @@ class CollectiveMeasurement(Record):
     """`nccl`, or `gloo` on the CPU."""
     transports: tuple[Name, ...] = ()
     """What carried the connections, as the backend's own log says; empty where it says nothing."""
-    ranks: int = Field(ge=1)
-    bytes: int = Field(ge=1)
+    ranks: int = Field(ge=1, le=MAX_COUNT)
+    bytes: int = Field(ge=1, le=MAX_COUNT)
     """The size as nccl-tests counts it: of the buffer, or of all that an all-gather collects."""
-    repeat: int = Field(ge=0)
-    iterations: int = Field(ge=1)
+    repeat: Count
+    iterations: int = Field(ge=1, le=MAX_COUNT)
     started_at: AwareDatetime
     outcome: Outcome
     reason_code: Name | None = None
@@ -399,14 +403,14 @@ class EvidenceFile(Record):
     """A file beside `run.json`, with its hash."""
 
     path: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
-    bytes: int = Field(ge=0)
+    bytes: Count
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class RunRecord(Record):
     """Everything one job found. The content of `run.json`."""
 
-    schema_version: int = Field(default=SCHEMA_VERSION, ge=1)
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=MAX_COUNT)
     run_id: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
     kind: RunKind
     started_at: AwareDatetime

@@ -39,11 +39,11 @@ class Stack(BaseModel):
     )  # fmt: skip
 
     gpu_sku: Text | None = None
-    gpu_count: int | None = Field(default=None, ge=0)
-    gpu_memory_mib: int | None = Field(default=None, ge=0)
+    gpu_count: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    gpu_memory_mib: int | None = Field(default=None, ge=0, le=2**63 - 1)
     cpu_model: Text | None = None
-    cpu_count: int | None = Field(default=None, ge=1)
-    memory_mib: int | None = Field(default=None, ge=0)
+    cpu_count: int | None = Field(default=None, ge=1, le=2**63 - 1)
+    memory_mib: int | None = Field(default=None, ge=0, le=2**63 - 1)
     storage_kind: Text | None = None
     architecture: Text | None = None
 

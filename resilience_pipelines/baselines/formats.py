@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 import statistics
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.baselines.baseline import Baseline
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.records import Arm
@@ -326,13 +326,9 @@ def _baseline(where: str, origin: Origin, fields: Mapping[str, object]) -> Basel
 
 def _json(content: bytes) -> object:
     try:
-        return json.loads(_text(content), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return strict_json.loads(_text(content))
+    except ValueError as error:
         raise _refused("file", f"it is no JSON ({error})") from error
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
 
 
 def _text(content: bytes) -> str:

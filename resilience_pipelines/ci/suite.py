@@ -124,6 +124,8 @@ def read_suite(path: Path) -> Suite:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _no_toml(path, text, error) from error
+    except (ValueError, RecursionError) as error:  # a number or a nesting without end
+        raise InputError("SUITE", str(path), f"it can't be read ({error})", mend=_MEND) from error
     # Jobs that name no worker have the suite's; a wrong one is told where it stands.
     worker = found.get("worker", "reference")
     jobs = found.get("job")
@@ -254,7 +256,7 @@ def _check_job(path: Path, text: str, number: int, job: Job) -> None:
             FaultPlan(job.faults, job.recoveries, job.repeats, job.controls)
     except InputError as error:
         # The plan's error begins with the field and its value, which are told with the line here.
-        reason = error.reason.removeprefix(f"{error.field} = {error.value!r}: ").rstrip(".")
+        reason = error.why
         loc = ("job", number, error.field)
         raise _error(path, text, loc, reason, error.mend) from error
 

@@ -6,7 +6,6 @@ steps, ending them. What does not: what a rank does (`rank`), and what happens t
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.collectives.checkpoints import Checkpoint, CheckpointFolder
 from resilience_pipelines.collectives.network import Network
 from resilience_pipelines.collectives.protocol import RankSpec
@@ -332,7 +332,7 @@ def _event(text: str) -> dict[str, Any] | None:
     if not text.startswith("{"):
         return None
     try:
-        values = json.loads(text)
+        values = strict_json.loads(text)
     except ValueError:
         return None
     return values if isinstance(values, dict) and "event" in values else None

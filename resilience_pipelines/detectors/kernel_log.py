@@ -17,10 +17,10 @@ from resilience_pipelines.detectors.base import Detector
 KMSG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
 _WAKE_MS = 50
-_KILLED = re.compile(r"[Oo]ut of memory.*: Killed process (?P<pid>\d+)")
+_KILLED = re.compile(r"[Oo]ut of memory.*: Killed process (?P<pid>[0-9]{1,10})")
 _KILLED_IN = re.compile(r"oom-kill:.*task_memcg=(?P<cgroup>[^,]*)")
 # The driver names the process that it blames, in some releases in quotes; not in each message.
-_XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?")
+_XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (?P<xid>[0-9]{1,5})(?:, pid='?(?P<pid>[0-9]{1,10}))?")
 
 
 def unavailable(path: Path = KMSG) -> str | None:

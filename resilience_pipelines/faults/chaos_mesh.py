@@ -33,7 +33,7 @@ from resilience_pipelines.faults.fault import FaultContext, Guard, Injection
 from resilience_pipelines.faults.pod_effects import Effect
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
-from resilience_pipelines.kubernetes_api import Json
+from resilience_pipelines.kubernetes_api import Json, object_of, objects_of, text_of
 from resilience_pipelines.records import Layer
 from resilience_pipelines.workers.pod import CONTAINER, TARGET_LABEL, PodPlace
 from resilience_pipelines.workers.space import holds_within
@@ -206,12 +206,17 @@ class ChaosState:
 
 def parse_state(found: Json) -> ChaosState:
     """Read the status of an object."""
-    status = found.get("status") or {}
-    holds = {item["type"]: item["status"] == "True" for item in status.get("conditions") or ()}
+    status = object_of(found.get("status"))
+    holds: dict[str, bool] = {}
+    for item in objects_of(status.get("conditions")):
+        name = text_of(item.get("type"))
+        # Told twice, it holds only if it does both times.
+        holds[name] = holds.get(name, True) and item.get("status") == "True"
     failures = []
-    for record in (status.get("experiment") or {}).get("containerRecords") or ():
+    for record in objects_of(object_of(status.get("experiment")).get("containerRecords")):
         # Releases before 2.3 write no events into a record.
-        failed = [item for item in record.get("events") or () if item.get("type") == "Failed"]
+        events = objects_of(record.get("events"))
+        failed = [item for item in events if item.get("type") == "Failed"]
         if failed:
             failures.append(f"{failed[-1].get('operation')}: {failed[-1].get('message')}")
     return ChaosState(

@@ -13,14 +13,13 @@ The format is that of chaostoolkit-lib (`chaoslib.experiment`, `chaoslib.run`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import PurePath
 from typing import Any, Final
 
-from resilience_pipelines import __version__
+from resilience_pipelines import __version__, strict_json
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.run import FaultPlan
@@ -29,6 +28,7 @@ from resilience_pipelines.records import FaultRun, RunRecord, Verdict
 COMMAND: Final = "resilience"
 EXTENSION: Final = "resilience_pipelines"
 MAX_BYTES: Final = 16 * 2**20
+_REPEATS_DIGITS: Final = 6
 
 _SIGNAL_FAULTS: Final = {
     "9": "worker_killed", "KILL": "worker_killed", "SIGKILL": "worker_killed",
@@ -198,8 +198,8 @@ def _parse(content: bytes) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise _refused("file", f"{len(content)} bytes", f"more than {MAX_BYTES} are not read")
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        found = strict_json.loads(content)
+    except ValueError as error:
         raise _refused("file", f"{len(content)} bytes", f"it is no JSON ({error})") from error
     if not isinstance(found, dict):
         raise _refused("file", type(found).__name__, "it is no object")
@@ -262,7 +262,7 @@ def _read_own(place: str, arguments: list[str]) -> tuple[FaultPlan, str]:
                 recoveries = tuple(filter(None, next(words, "").split(",")))
             case "--repeats":
                 given = next(words, "")
-                if not given.isdecimal():
+                if not given.isdecimal() or len(given) > _REPEATS_DIGITS:
                     raise _refused(f"{place}: --repeats", given, "it is no number")
                 repeats = int(given)
             case "--worker":

@@ -29,7 +29,7 @@ from resilience_pipelines.faults.fault import (
 )
 from resilience_pipelines.faults.pod_effects import Before, Effect, as_before, look_before, prove
 from resilience_pipelines.faults.verdict import FaultReason
-from resilience_pipelines.kubernetes_api import ApiError, Json
+from resilience_pipelines.kubernetes_api import ApiError, Json, objects_of
 from resilience_pipelines.records import Proof
 from resilience_pipelines.workers.oracle import record_answer
 from resilience_pipelines.workers.pod import TARGET_LABEL, PodPlace, PodSpace, start_in_pod
@@ -93,8 +93,7 @@ class Objects:
             f"list {self._kind.plural}", self._place.custom.list_namespaced_custom_object,
             *self._where,
         )  # fmt: skip
-        items: Sequence[Json] = found["items"]
-        return items
+        return objects_of(found.get("items"))
 
     def get(self, name: str) -> Json | None:
         """One of them; None where there is none."""

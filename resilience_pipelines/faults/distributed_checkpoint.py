@@ -12,7 +12,6 @@ watches the ranks), and whether the job comes back from the last good checkpoint
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.collectives.checkpoints import (
     Checkpoint,
     problem,
@@ -394,7 +394,7 @@ def try_load(folder: Path, saved_sha256: str | None) -> tuple[AtLoad, str]:
     except subprocess.TimeoutExpired:
         return AtLoad.NO_ANSWER, f"no end within {LOAD_DEADLINE_S:g} s"
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = strict_json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = done.stderr.strip().splitlines()[-1:]
         return AtLoad.REFUSED, f"status {done.returncode}: {' '.join(last)[-400:]}"

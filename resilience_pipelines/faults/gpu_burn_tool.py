@@ -20,9 +20,9 @@ VARIABLE = "RESILIENCE_GPU_BURN"
 NAMES = ("gpu_burn", "gpu-burn")
 
 _PROGRESS = re.compile(r"proc'd: (?P<done>.*?)errors: (?P<errors>.*?)(?:temps:|$)")
-_DONE = re.compile(r"(?P<products>-?\d+) \((?P<gflops>-?\d+|-?inf|-?nan) Gflop/s\)")
-_ERRORS = re.compile(r"(?P<errors>-?\d+)\s*(?P<note>\([A-Z!]+\))?")
-_VERDICT = re.compile(r"^\s*GPU (?P<index>\d+): (?P<verdict>OK|FAULTY)\s*$")
+_DONE = re.compile(r"(?P<products>-?[0-9]{1,18}) \((?P<gflops>-?[0-9]{1,18}|-?inf|-?nan) Gflop/s\)")
+_ERRORS = re.compile(r"(?P<errors>-?[0-9]{1,18})\s*(?P<note>\([A-Z!]+\))?")
+_VERDICT = re.compile(r"^\s*GPU (?P<index>[0-9]{1,3}): (?P<verdict>OK|FAULTY)\s*$")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ def parse_gpu_burn(output: str) -> tuple[BurnedGpu, ...]:
                 errors[place] = max(errors[place], int(count["errors"]))
                 died[place] |= product["products"] == "-1" or count["note"] == "(DIED!)"
         elif verdict := _VERDICT.match(line):
-            verdicts[int(verdict["index"])] = verdict["verdict"]
+            # Once called faulty, it stays so.
+            index = int(verdict["index"])
+            if verdicts.get(index) != "FAULTY":
+                verdicts[index] = verdict["verdict"]
     count_of = max(len(gflops), max(verdicts, default=-1) + 1)
     return tuple(
         BurnedGpu(

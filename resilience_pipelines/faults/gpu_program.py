@@ -6,12 +6,12 @@ What belongs here: its processes and its reports. What does not: any one program
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.gpu_programs.protocol import GO
 from resilience_pipelines.workers.base import LaunchPlan
@@ -132,7 +132,7 @@ def missing_module(name: str) -> str | None:
 def _parse(line: str) -> Report | None:
     """A line of the protocol; None for anything else that was written."""
     try:
-        found = json.loads(line)
+        found = strict_json.loads(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) and "event" in found else None

@@ -32,7 +32,7 @@ from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, Ob
 from resilience_pipelines.faults.pod_effects import Effect
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
-from resilience_pipelines.kubernetes_api import Json
+from resilience_pipelines.kubernetes_api import Json, object_of, objects_of
 from resilience_pipelines.records import Layer
 from resilience_pipelines.workers.pod import CONTAINER, TARGET_LABEL, PodPlace
 from resilience_pipelines.workers.space import holds_within
@@ -184,8 +184,8 @@ class EngineState:
 
 def parse_engine(found: Json) -> EngineState:
     """Read the status of a ChaosEngine."""
-    status = found.get("status") or {}
-    experiments: Sequence[Json] = status.get("experiments") or ({},)
+    status = object_of(found.get("status"))
+    experiments = objects_of(status.get("experiments")) or [{}]
     return EngineState(
         status=str(status.get("engineStatus") or ""),
         experiment=str(experiments[0].get("status") or ""),
@@ -209,8 +209,8 @@ class ResultState:
 
 def parse_result(found: Json) -> ResultState:
     """Read the status of a ChaosResult; older releases have `failStep` for `failureOutput`."""
-    status = (found.get("status") or {}).get("experimentStatus") or {}
-    output = status.get("failureOutput") or {}
+    status = object_of(object_of(found.get("status")).get("experimentStatus"))
+    output = object_of(status.get("failureOutput"))
     parts = (output.get("failedStep") or status.get("failStep"), output.get("errorCode"))
     words = [str(part) for part in parts if part and part != "N/A"]
     return ResultState(

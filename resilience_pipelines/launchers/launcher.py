@@ -6,11 +6,11 @@ not: one place to run a job (`local`, `kubernetes`), and choosing it (`choice`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
@@ -47,7 +47,7 @@ Launch = Callable[[JobSpec, Home, Progress], JobResult]
 def parse_event(line: str) -> dict[str, object] | None:
     """The event that a line of the job's output is; None for a library's own words."""
     try:
-        event = json.loads(line)
+        event = strict_json.loads(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) and "event" in event else None

@@ -9,7 +9,6 @@ optional, such as a date that can be read, is kept without it.
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import date, datetime
 from typing import Any, Final
@@ -18,6 +17,7 @@ from xml.etree.ElementTree import Element, ParseError
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.releases.release import Release, is_prerelease, version_of_tag
 
@@ -44,8 +44,8 @@ def parse_nvidia_drivers(body: bytes) -> list[Release]:
         FeedFormatError
     """
     try:
-        branches = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        branches = strict_json.loads(body)
+    except ValueError as error:
         raise FeedFormatError(f"The feed is no JSON: {error}.") from error
     if not isinstance(branches, dict) or not branches:
         raise FeedFormatError("The feed is no JSON object with branches of drivers.")
@@ -87,7 +87,7 @@ def parse_atom(body: bytes) -> list[Release]:
     """
     try:
         root: Element = fromstring(body, forbid_dtd=True)
-    except (ParseError, DefusedXmlException, ValueError) as error:
+    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:
         raise FeedFormatError(f"The feed is no XML that may be read: {error!r}.") from error
     if root.tag != f"{_ATOM}feed":
         raise FeedFormatError(f"The feed is no Atom feed but <{root.tag[:100]}>.")
@@ -105,7 +105,9 @@ def _driver(branch: str, index: int, entry: Any, kind: Any) -> Release:
     version = entry.get("release_version") if isinstance(entry, dict) else None
     if not isinstance(version, str) or not version.strip():
         raise FeedFormatError(f"Branch {branch!r}, entry {index}, has no `release_version`.")
-    architectures = entry.get("architectures") or []
+    architectures = entry.get("architectures")
+    if not isinstance(architectures, list):
+        architectures = []
     return _release(
         version=version.strip(),
         branch=f"R{branch}",

@@ -21,10 +21,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
-from resilience_pipelines.records import CriuStatistics
+from resilience_pipelines.errors import CorruptError
+from resilience_pipelines.records import MAX_COUNT, CriuStatistics
 from resilience_pipelines.snapshots.criu_binary import CriuInstallation, import_pycriu
+from resilience_pipelines.snapshots.image_files import load_image
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.zero_pages import drop_zero_pages
 from resilience_pipelines.workers.space import Space
@@ -121,31 +124,9 @@ class Criu:
     def statistics(self, folder: Path, kind: Literal["dump", "restore"]) -> CriuStatistics:
         """What CRIU counted and timed, from `stats-dump` or `stats-restore` in a folder.
 
-        CRIU gives microseconds.
+        CRIU gives microseconds. See `read_statistics`.
         """
-        with (folder / f"stats-{kind}").open("rb") as stream:
-            entries: dict[str, Any] = self._pycriu.images.load(stream)["entries"][0][kind]
-
-        def seconds(name: str) -> float | None:
-            return entries[name] / 1e6 if name in entries else None
-
-        if kind == "dump":
-            return CriuStatistics(
-                freezing_s=seconds("freezing_time"),
-                frozen_s=seconds("frozen_time"),
-                memdump_s=seconds("memdump_time"),
-                memwrite_s=seconds("memwrite_time"),
-                pages_scanned=entries.get("pages_scanned"),
-                pages_skipped_parent=entries.get("pages_skipped_parent"),
-                pages_written=entries.get("pages_written"),
-            )
-        return CriuStatistics(
-            forking_s=seconds("forking_time"),
-            restore_s=seconds("restore_time"),
-            pages_compared=entries.get("pages_compared"),
-            pages_skipped_cow=entries.get("pages_skipped_cow"),
-            pages_restored=entries.get("pages_restored"),
-        )
+        return read_statistics(folder, kind, self._pycriu)
 
     @contextlib.contextmanager
     def _session(
@@ -234,6 +215,48 @@ class Criu:
                 if timed_out
                 else f"CRIU ended during {phase}: {words}",
             ) from error
+
+
+def read_statistics(
+    folder: Path, kind: Literal["dump", "restore"], pycriu: ModuleType
+) -> CriuStatistics:
+    """The figures of `stats-dump` or `stats-restore`; all None where the file can't be read.
+
+    They are beside the point of a dump or restore that went well, and must not make it fail.
+    """
+    try:
+        found = load_image(folder / f"stats-{kind}", pycriu)["entries"]
+    except (OSError, CorruptError):
+        return CriuStatistics()
+    entries = found[0].get(kind) if found and isinstance(found[0], dict) else None
+    if not isinstance(entries, dict):
+        return CriuStatistics()
+
+    def count(name: str) -> int | None:
+        value = entries.get(name)
+        return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+
+    def seconds(name: str) -> float | None:
+        value = count(name)
+        return None if value is None else value / 1e6
+
+    if kind == "dump":
+        return CriuStatistics(
+            freezing_s=seconds("freezing_time"),
+            frozen_s=seconds("frozen_time"),
+            memdump_s=seconds("memdump_time"),
+            memwrite_s=seconds("memwrite_time"),
+            pages_scanned=count("pages_scanned"),
+            pages_skipped_parent=count("pages_skipped_parent"),
+            pages_written=count("pages_written"),
+        )
+    return CriuStatistics(
+        forking_s=seconds("forking_time"),
+        restore_s=seconds("restore_time"),
+        pages_compared=count("pages_compared"),
+        pages_skipped_cow=count("pages_skipped_cow"),
+        pages_restored=count("pages_restored"),
+    )
 
 
 def _has_room(folder: Path) -> bool:

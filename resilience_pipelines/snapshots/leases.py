@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import BusyError
 from resilience_pipelines.snapshots.storage import Storage
 
@@ -127,7 +128,9 @@ class Leases:
         if content is None:
             return True
         try:
-            ends_at = float(json.loads(content)["ends_at"])
+            ends_at = strict_json.loads(content)["ends_at"]
         except (ValueError, KeyError, TypeError):
             return False  # who can't read a lease must not take it for void
-        return self._clock() > ends_at + MARGIN_S
+        if isinstance(ends_at, bool) or not isinstance(ends_at, int | float):
+            return False
+        return bool(self._clock() - MARGIN_S > ends_at)

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
-from resilience_pipelines.records import Name, Record
+from resilience_pipelines.records import MAX_COUNT, Count, Name, Record
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.workers.oracle import RecordedAnswer
 
@@ -28,7 +28,18 @@ def _stays_inside(path: str) -> str:
     return path
 
 
-RelativePath = Annotated[str, Field(max_length=4096), AfterValidator(_stays_inside)]
+IMAGES, SHARED_MEMORY = "images", "shm"
+"""The folders of a snapshot that hold its files: CRIU's images, and what was in /dev/shm."""
+
+
+def _is_of_the_image(path: str) -> str:
+    folder, _, name = path.partition("/")
+    if folder not in (IMAGES, SHARED_MEMORY) or not name:
+        raise ValueError(f"it has to be below {IMAGES}/ or {SHARED_MEMORY}/")
+    return _stays_inside(path)
+
+
+ImagePath = Annotated[str, Field(max_length=4096), AfterValidator(_is_of_the_image)]
 
 
 CHUNK_BYTES = 16 * 2**20
@@ -38,8 +49,8 @@ CHUNK_BYTES = 16 * 2**20
 class ImageFile(Record):
     """A file of the image, relative to the snapshot's folder."""
 
-    path: RelativePath
-    bytes: int = Field(ge=0)
+    path: ImagePath
+    bytes: Count
     sha256: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(min_length=1)
     """SHA-256 of each chunk of `CHUNK_BYTES`, in order; an empty file has one, of nothing."""
 
@@ -54,8 +65,8 @@ class MappedFile(Record):
     """A file that processes of the image have mapped. CRIU opens it again on restore."""
 
     path: Annotated[str, Field(pattern=r"^/", max_length=4096)]
-    bytes: int = Field(ge=0)
-    mtime_ns: int
+    bytes: Count
+    mtime_ns: int = Field(ge=-MAX_COUNT, le=MAX_COUNT)
 
 
 class Manifest(Record):
@@ -71,15 +82,21 @@ class Manifest(Record):
     cpu_features: tuple[str, ...]
     """Flags of the CPU it was made on, sorted: code in memory may use any of them."""
     port: int = Field(ge=1, le=65535)
-    root_pid: int = Field(ge=1)
+    root_pid: int = Field(ge=1, le=2**22)
     """Process id of the worker's root inside its space."""
     output_pipe: Annotated[str, Field(pattern=r"^pipe:\[[0-9]+\]$")]
     """The pipe that was the worker's output, in CRIU's words."""
-    sleep_level: int | None = None
+    sleep_level: Count | None = None
     answer: RecordedAnswer
     throughput_tokens_per_s: float | None = Field(default=None, ge=0)
     files: tuple[ImageFile, ...]
     mapped_files: tuple[MappedFile, ...]
+
+    @model_validator(mode="after")
+    def _has_each_file_once(self) -> Self:
+        if len({file.path for file in self.files}) != len(self.files):
+            raise ValueError("files has a path twice")
+        return self
 
     @property
     def image_bytes(self) -> int:

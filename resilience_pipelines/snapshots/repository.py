@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import BusyError, CorruptError, InputError
 from resilience_pipelines.owned_folder import remove_orphans
 from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
@@ -387,10 +388,13 @@ class Repository:
     def _open(self, snapshot_id: str, sealed: bytes) -> tuple[bytes, str | None]:
         """A manifest's text, which somebody signed whom we trust, and the signature."""
         try:
-            envelope = json.loads(self._sealing.open(MANIFESTS + snapshot_id, sealed))
-            text, signature = str(envelope["manifest"]).encode(), envelope["ed25519"]
+            envelope = strict_json.loads(self._sealing.open(MANIFESTS + snapshot_id, sealed))
+            manifest, signature = envelope["manifest"], envelope["ed25519"]
+            if not isinstance(manifest, str) or not isinstance(signature, str | None):
+                raise TypeError("a manifest and its signature are texts")
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptError(f"The manifest of {snapshot_id} is not what was put.") from error
+        text = manifest.encode()
         self._trust.check(snapshot_id, text, signature)
         return text, signature
 
@@ -405,7 +409,7 @@ class Repository:
 
     def _ids(self) -> list[str]:
         names = (name.removeprefix(MANIFESTS) for name in self._storage.sizes(MANIFESTS))
-        return sorted(name for name in names if re.match(SNAPSHOT_ID_PATTERN, name))
+        return sorted(name for name in names if re.fullmatch(SNAPSHOT_ID_PATTERN, name))
 
     def _is_good(self, snapshot_id: str) -> bool:
         try:
@@ -453,7 +457,7 @@ def _read_range(path: Path, offset: int, count: int) -> bytes:
 
 
 def _check_id(snapshot_id: str) -> None:
-    if not re.match(SNAPSHOT_ID_PATTERN, snapshot_id):
+    if not re.fullmatch(SNAPSHOT_ID_PATTERN, snapshot_id):
         raise InputError(
             "snapshot", snapshot_id, "this is no snapshot id",
             mend="`resilience snapshot list` shows the ids.",

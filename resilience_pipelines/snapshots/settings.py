@@ -90,7 +90,7 @@ def read_settings(home: Home) -> SnapshotSettings:
         return SnapshotSettings.model_validate(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         return SnapshotSettings()
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             "snapshot settings", str(path), f"they can't be read ({error})",
             mend="docs/snapshots.md shows them.",

@@ -23,12 +23,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.durability import replace_text, sync
 from resilience_pipelines.errors import InputError, ResilienceError, StorageError
 from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans, remove_tree
 from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
 from resilience_pipelines.snapshots.manifest import (
     CHUNK_BYTES,
+    IMAGES,
+    SHARED_MEMORY,
     SNAPSHOT_ID_PATTERN,
     ImageFile,
     Manifest,
@@ -54,12 +57,12 @@ class _SnapshotFolder:
     @property
     def images(self) -> Path:
         """CRIU's image files."""
-        return self.folder / "images"
+        return self.folder / IMAGES
 
     @property
     def shared_memory(self) -> Path:
         """Files that were in /dev/shm."""
-        return self.folder / "shm"
+        return self.folder / SHARED_MEMORY
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class SnapshotStore:
         """All whole snapshots, oldest first. One whose manifest can't be read is left out."""
         found = []
         for folder in sorted(self.root.iterdir()):
-            if re.match(SNAPSHOT_ID_PATTERN, folder.name):
+            if re.fullmatch(SNAPSHOT_ID_PATTERN, folder.name):
                 try:
                     found.append(self.get(folder.name))
                 except SnapshotError:
@@ -172,7 +175,7 @@ class SnapshotStore:
         return sorted(
             folder.name
             for folder in self.root.iterdir()
-            if re.match(SNAPSHOT_ID_PATTERN, folder.name) and folder.name not in readable
+            if re.fullmatch(SNAPSHOT_ID_PATTERN, folder.name) and folder.name not in readable
         )
 
     def get(self, snapshot_id: str) -> StoredSnapshot:
@@ -293,7 +296,7 @@ class SnapshotStore:
         ]
 
     def _folder(self, snapshot_id: str) -> Path:
-        if not re.match(SNAPSHOT_ID_PATTERN, snapshot_id):
+        if not re.fullmatch(SNAPSHOT_ID_PATTERN, snapshot_id):
             raise InputError(
                 "snapshot", snapshot_id, "this is no snapshot id",
                 mend="`resilience snapshot list` shows the ids.",
@@ -340,9 +343,14 @@ def parse_manifest(snapshot_id: str, text: bytes) -> Manifest:
     if len(text) > MAX_MANIFEST_BYTES:
         raise _unreadable(snapshot_id, f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        manifest = Manifest.model_validate_json(text)
+        strict_json.loads(text)
+        manifest = Manifest.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise _unreadable(snapshot_id, str(error)) from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or MANIFEST_NAME
+        raise _unreadable(snapshot_id, f"{field}: {first['msg']}") from error
+    except ValueError as error:
+        raise _unreadable(snapshot_id, f"it is no JSON ({error})") from error
     if manifest.snapshot_id != snapshot_id:
         raise _unreadable(snapshot_id, f"it is the manifest of {manifest.snapshot_id}")
     return manifest

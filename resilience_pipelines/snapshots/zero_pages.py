@@ -22,6 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from resilience_pipelines.errors import CorruptError
+from resilience_pipelines.snapshots.image_files import load_image
+
 PAGE_BYTES: Final = 4096
 MIN_RUN_PAGES: Final = 16
 
@@ -58,15 +61,20 @@ def drop_zero_pages(images: Path, pycriu: ModuleType) -> int:
     Raises:
         OSError: it can't be read or written; then it is as it was.
     """
-    dropped = 0
-    for pagemap in sorted(images.glob("pagemap-*.img")):
-        name = pagemap.name.removeprefix("pagemap-").removesuffix(".img")
+    return sum(_slim(pagemap, pycriu) for pagemap in sorted(images.glob("pagemap-*.img")))
+
+
+def _slim(pagemap: Path, pycriu: ModuleType) -> int:
+    name = pagemap.name.removeprefix("pagemap-").removesuffix(".img")
+    try:
         if name.startswith("shmem-"):
             areas = [(0, 1 << 63)]
         else:
-            areas = _droppable_areas(_load(images / f"mm-{name}.img", pycriu)["entries"][0])
-        dropped += _rewrite(pagemap, areas, pycriu)
-    return dropped
+            memory = load_image(pagemap.with_name(f"mm-{name}.img"), pycriu)
+            areas = _droppable_areas(memory["entries"][0])
+        return _rewrite(pagemap, areas, pycriu)
+    except (CorruptError, KeyError, IndexError, TypeError, ValueError):
+        return 0  # a form not known here; nothing was replaced
 
 
 def _droppable_areas(memory: dict[str, Any]) -> list[tuple[int, int]]:
@@ -81,7 +89,7 @@ def _droppable_areas(memory: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def _rewrite(pagemap: Path, areas: Sequence[tuple[int, int]], pycriu: ModuleType) -> int:
-    image = _load(pagemap, pycriu)
+    image = load_image(pagemap, pycriu)
     head, *entries = image["entries"]
     if any(
         entry["flags"] & _IN_PARENT or not entry["flags"] & _PRESENT or entry.get("in_parent")
@@ -196,9 +204,3 @@ def _copy_runs(source: Path, target: Path, runs: Sequence[_Run]) -> None:
     finally:
         os.close(write)
         os.close(read)
-
-
-def _load(path: Path, pycriu: ModuleType) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        image: dict[str, Any] = pycriu.images.load(stream)
-    return image

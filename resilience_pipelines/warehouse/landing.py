@@ -29,6 +29,7 @@ from typing import Final, Self
 import polars as pl
 from pydantic import BaseModel, ValidationError
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.durability import make_folder, sync
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
@@ -378,18 +379,22 @@ class _Envelope(BaseModel):
 
 def _parse(folder: Path, encoded: bytes) -> RunRecord:
     try:
-        version = _Envelope.model_validate_json(encoded).schema_version
+        strict_json.loads(encoded)
+        version = _Envelope.model_validate_json(encoded, strict=True).schema_version
         if version > SCHEMA_VERSION:
             raise CorruptError(
                 f"{folder}: schema_version: it is {version}, and this release reads up to "
                 f"{SCHEMA_VERSION}.",
                 mend="Upgrade resilience-pipelines.",
             )
-        return RunRecord.model_validate_json(encoded)
+        # Strict: a text is no number and a number no truth, even where one could be made of it.
+        return RunRecord.model_validate_json(encoded, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or RUN_FILE
         raise _corrupt(folder, field, first["msg"].rstrip(".")) from error
+    except ValueError as error:
+        raise _corrupt(folder, RUN_FILE, f"it is no JSON ({error})") from error
 
 
 def _repeated_measurement(record: RunRecord) -> tuple[str, str] | None:
@@ -398,6 +403,8 @@ def _repeated_measurement(record: RunRecord) -> tuple[str, str] | None:
         ("startups", record.startups),
         ("snapshots", record.snapshots),
         ("faults", record.faults),
+        ("compatibility", record.compatibility),
+        ("collectives", record.collectives),
     ):
         for name, count in Counter(item.measurement_id for item in measurements).items():
             if count > 1:

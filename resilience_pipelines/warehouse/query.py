@@ -84,6 +84,12 @@ def _ask(
     parameters: Sequence[object],
     deadline_s: float,
 ) -> pl.DataFrame:
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            "sql", sql, f"it is no text ({error.reason})", mend="Give it in UTF-8."
+        ) from error
     ended = threading.Event()
 
     def end() -> None:

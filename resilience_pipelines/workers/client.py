@@ -18,6 +18,7 @@ from resilience_pipelines.workers.space import Space, SpaceError
 
 HEALTH_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 16 * 2**20
+_MAX_TOKEN_ID = 2**31
 
 
 class WorkerRequestError(ResilienceError):
@@ -47,6 +48,28 @@ class Completion:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+
+
+def parse_completion(answer: Mapping[str, Any]) -> Completion:
+    """The tokens of an answer.
+
+    A log-probability that is no finite number is kept: it is the worker's, and a wrong answer.
+
+    Raises:
+        WorkerAnswerError: it has none, or values that could only be made into some.
+    """
+    try:
+        choice = answer["choices"][0]
+        tokens, values = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        if not all(type(token) is int and 0 <= token < _MAX_TOKEN_ID for token in tokens):
+            raise ValueError("a token id is no number of a token")
+        if not all(type(value) in (int, float) for value in values):
+            raise ValueError("a log-probability is no number")
+        return Completion(tuple(tokens), tuple(map(float, values)))
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        raise WorkerAnswerError(
+            f"The completion has no token ids and log-probabilities ({str(error)[:200]})."
+        ) from error
 
 
 class WorkerClient:
@@ -92,16 +115,7 @@ class WorkerClient:
             },
             timeout_s,
         )
-        try:
-            choice = answer["choices"][0]
-            return Completion(
-                tuple(int(token) for token in choice["token_ids"]),
-                tuple(float(value) for value in choice["logprobs"]["token_logprobs"]),
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise WorkerAnswerError(
-                f"The completion has no token ids and log-probabilities ({error!r})."
-            ) from error
+        return parse_completion(answer)
 
     def break_context(self, mistake: str, *, timeout_s: float) -> str:
         """Let a worker that was started for it break its own CUDA context, for an experiment.
@@ -157,6 +171,6 @@ class WorkerClient:
             return {}
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}  # /health of some engines answers with plain text
         return answer if isinstance(answer, dict) else {}

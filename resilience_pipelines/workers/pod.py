@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final
 
 import psutil
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import DeadlineError, UnsupportedError
 from resilience_pipelines.kubernetes_api import FAKE_VERSION, ApiError, Json, call
 from resilience_pipelines.workers.base import LaunchPlan, Worker
@@ -286,7 +287,7 @@ class PodClient(WorkerClient):
             raise WorkerUnreachableError(f"{method} {path}: {type(error).__name__}.") from error
         try:
             answer = json.loads(text or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return answer if isinstance(answer, dict) else {}
 
@@ -500,7 +501,7 @@ def _look(found: Json) -> PodLook:
 def _is_of_the_server(text: str) -> bool:
     """Whether an answer is the API server's own word, not the worker's."""
     try:
-        found = json.loads(text)
+        found = strict_json.loads(text)
     except ValueError:
         # The proxy says in plain text that it could not reach the pod.
         return True

@@ -6,7 +6,6 @@ What belongs here: what `Worker` asks for. What does not: the worker's own proce
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from resilience_pipelines.errors import StorageError
 from resilience_pipelines.records import Basis
 from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
+from resilience_pipelines.workers.phase_lines import in_order, phase_mark
 from resilience_pipelines.workers.reference import MODEL_NAME, VERSION, WEIGHTS_FORMAT
 
 _CLOCK = "worker_monotonic"
@@ -93,29 +93,11 @@ class ReferenceWorker:
         """See `Worker.marks`. The worker writes its phases itself, as JSON lines."""
         found = []
         for line in lines:
-            event = _event(line.text)
-            if event.get("event") == "phase" and event.get("name") in _PHASES:
-                found.append(
-                    Mark(
-                        str(event["name"]),
-                        int(str(event["start_ns"])),
-                        int(str(event["end_ns"])),
-                        _CLOCK,
-                        _RESOLUTION_S,
-                    )
-                )
-        return found
+            mark = phase_mark(line.text, _CLOCK, _RESOLUTION_S)
+            if mark is not None and mark.name in _PHASES:
+                found.append(mark)
+        return in_order(found)
 
     def stack_facts(self) -> Mapping[str, str | int | None]:
         """See `Worker.stack_facts`."""
         return {}
-
-
-def _event(text: str) -> Mapping[str, object]:
-    if not text.startswith("{"):
-        return {}
-    try:
-        event = json.loads(text)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}

@@ -6,7 +6,6 @@ What belongs here: what `Worker` asks for. What does not: the worker's own proce
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Final
 
 from resilience_pipelines.records import Basis
 from resilience_pipelines.workers.base import LaunchPlan, Mark, OutputLine
+from resilience_pipelines.workers.phase_lines import in_order, phase_mark
 from resilience_pipelines.workers.seeded_model import PRECISION, WEIGHTS_NAME, Shape, write_model
 from resilience_pipelines.workers.torch_reference import MODEL_NAME, VERSION
 from resilience_pipelines.workers.vllm_host import distribution_version
@@ -93,15 +93,8 @@ class TorchWorker:
 
     def marks(self, lines: Sequence[OutputLine]) -> list[Mark]:
         """See `Worker.marks`. The worker writes its phases itself, as JSON lines."""
-        found = []
-        for line in lines:
-            if not line.text.startswith('{"event": "phase"'):
-                continue
-            event = json.loads(line.text)
-            found.append(
-                Mark(event["name"], event["start_ns"], event["end_ns"], _CLOCK, _RESOLUTION_S)
-            )
-        return found
+        marks = (phase_mark(line.text, _CLOCK, _RESOLUTION_S) for line in lines)
+        return in_order(mark for mark in marks if mark is not None)
 
     def stack_facts(self) -> Mapping[str, str | int | None]:
         """See `Worker.stack_facts`."""

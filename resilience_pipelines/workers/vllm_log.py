@@ -11,17 +11,21 @@ whole seconds.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.workers.base import Mark, OutputLine
 from resilience_pipelines.workers.supervisor import EXEC_EVENT
 
 CLOCK = "host_monotonic_at_output_line"
 RESOLUTION_S = 0.001
 """A line waits in the pipe until the reading thread runs."""
+
+
+_LINE_CHARACTERS = 2000
+"""Of a line that are looked at: what bounds a phase stands at the beginning of a short one."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,10 @@ def phases_of(lines: Sequence[OutputLine], version: str) -> list[Mark]:
     marks = []
     for index in range(1, len(boundaries)):
         begin, end, phase = moments[index - 1], moments[index], boundaries[index].phase
-        if begin is not None and end is not None and phase is not None:
+        if begin is None or end is None or phase is None:
+            continue
+        # The first moment is the line's own word: one after the next line is none.
+        if 0 <= begin <= end:
             marks.append(Mark(phase, begin, end, CLOCK, RESOLUTION_S))
     return marks
 
@@ -91,7 +98,11 @@ def _moments(lines: Sequence[OutputLine], boundaries: Sequence[Boundary]) -> lis
     position = 0
     for boundary in boundaries:
         index = next(
-            (at for at in range(position, len(lines)) if boundary.pattern.search(lines[at].text)),
+            (
+                at
+                for at in range(position, len(lines))
+                if boundary.pattern.search(lines[at].text[:_LINE_CHARACTERS])
+            ),
             None,
         )
         if index is None:
@@ -104,6 +115,8 @@ def _moments(lines: Sequence[OutputLine], boundaries: Sequence[Boundary]) -> lis
 
 def _moment(line: OutputLine) -> int:
     """The time that the line itself tells, where it does; else when it was read."""
-    if line.text.startswith("{"):
-        return int(json.loads(line.text)["at_ns"])
-    return line.received_ns
+    try:
+        told = strict_json.loads(line.text)["at_ns"] if line.text.startswith("{") else None
+    except (ValueError, KeyError, TypeError):
+        told = None  # the engine may well write its own log as JSON
+    return told if type(told) is int else line.received_ns

@@ -144,3 +144,13 @@ def test_lines_are_those_of_the_value_whatever_stands_around_it() -> None:
         )
     }  # fmt: skip
     assert list(found.values()) == [1, 6, 6, 9, 10, 11, 13, 14, 13, 1]
+
+
+def test_a_mistake_in_a_long_file_is_told_in_a_moment() -> None:
+    text = "".join(f"a{number} = 1\n" for number in range(20_000))
+    assert line_of(text, ("a19999",)) == 20_000
+    assert line_of('s = """\n' + "x\n" * 20_000 + '"""\n[c]\nd = 1\n', ("s",)) == 1
+
+
+def test_only_line_feeds_end_a_line() -> None:
+    assert line_of('a = "\u2028\x85"\nb = 1\n', ("b",)) == 2

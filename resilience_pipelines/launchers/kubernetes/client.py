@@ -6,7 +6,6 @@ permissions that they need. What does not: what answers mean (`state`, `failures
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
@@ -18,7 +17,8 @@ import kubernetes
 import urllib3
 from kubernetes.client import ApiException
 
-from resilience_pipelines.kubernetes_api import load_configuration
+from resilience_pipelines import strict_json
+from resilience_pipelines.kubernetes_api import Json, load_configuration, object_of, objects_of
 from resilience_pipelines.launchers.kubernetes.failures import ClusterError, FailureKind
 from resilience_pipelines.launchers.kubernetes.manifest import (
     CONTAINER,
@@ -36,7 +36,6 @@ from resilience_pipelines.launchers.kubernetes.nodes import (
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
 from resilience_pipelines.launchers.kubernetes.state import (
     JobState,
-    Json,
     Look,
     PodState,
     parse_cluster_event,
@@ -151,7 +150,7 @@ class Cluster:
         gpu = self.settings.gpu.resource
         # The labels that all of them have are the server's business, the rest has two forms.
         text = ",".join(f"{name}={value}" for name, value in wanted_labels(self.settings).items())
-        items = self._list(self._core.list_node, label_selector=text)["items"]
+        items = objects_of(self._list(self._core.list_node, label_selector=text).get("items"))
         found = [parse_node(item, gpu) for item in items]
         return [node for node in found if fits(node.labels, self.settings)]
 
@@ -207,16 +206,16 @@ class Cluster:
         found = self._list(
             self._batch.list_namespaced_job, self._namespace, label_selector=selector(home=home_id)
         )
-        return [parse_job(item) for item in found["items"]]
+        return [parse_job(item) for item in objects_of(found.get("items"))]
 
     def pods(self, run_id: str) -> tuple[tuple[PodState, ...], str]:
         """The pods of a run, the oldest first, and the version of that list."""
         found = self._list(
             self._core.list_namespaced_pod, self._namespace, label_selector=selector(run_id=run_id)
         )
-        pods = [parse_pod(item) for item in found["items"]]
+        pods = [parse_pod(item) for item in objects_of(found.get("items"))]
         pods.sort(key=lambda pod: (pod.created_at.timestamp() if pod.created_at else 0.0, pod.name))
-        return tuple(pods), str(found["metadata"].get("resourceVersion") or "")
+        return tuple(pods), str(object_of(found.get("metadata")).get("resourceVersion") or "")
 
     def watch_pods(self, run_id: str, version: str, wait_s: float) -> Iterator[None]:
         """Yield at each change of a run's pods since a version, until `wait_s` have passed.
@@ -232,7 +231,7 @@ class Cluster:
                 read_timeout=wait_s + self._timeout,
             ) as response:  # fmt: skip
                 for line in _lines(response):
-                    if line and json.loads(line).get("type") == "ERROR":
+                    if line and strict_json.loads(line).get("type") == "ERROR":
                         raise ApiLostError("the watch ended with an error", 0.0)
                     yield None
         except ApiException as error:
@@ -296,7 +295,7 @@ class Cluster:
             self._core.list_namespaced_event, self._namespace,
             field_selector=f"involvedObject.uid={uid}",
         )  # fmt: skip
-        return [parse_cluster_event(item) for item in found["items"]]
+        return [parse_cluster_event(item) for item in objects_of(found.get("items"))]
 
     def _list(self, function: Any, *arguments: Any, **options: Any) -> Json:
         try:
@@ -317,7 +316,7 @@ class Cluster:
 
     def _json(self, function: Any, *arguments: Any, **options: Any) -> Json:
         found = self._call(
-            function, *arguments, read=lambda response: json.loads(response.data), **options
+            function, *arguments, read=lambda response: strict_json.loads(response.data), **options
         )
         assert isinstance(found, dict)
         return found
@@ -402,7 +401,7 @@ def _lines(response: Any) -> Iterator[str]:
 
 def _failure(error: ApiException, act: str) -> ClusterError:
     try:
-        message = str(json.loads(error.body or "{}").get("message") or error.reason)
+        message = str(strict_json.loads(error.body or "{}").get("message") or error.reason)
     except ValueError:
         message = str(error.reason)
     if error.status == 403 and "exceeded quota" in message:

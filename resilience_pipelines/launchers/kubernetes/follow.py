@@ -148,5 +148,5 @@ def _moment(stamp: str) -> tuple[int, int] | None:
     try:
         second = int(datetime.fromisoformat(head + offset).timestamp())
         return second, int(digits.ljust(9, "0")[:9]) if digits else 0
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

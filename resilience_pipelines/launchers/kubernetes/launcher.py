@@ -10,7 +10,6 @@ landed counts as landed, whatever became of its log, its pod or the API server m
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from resilience_pipelines import strict_json
 from resilience_pipelines.errors import ResilienceError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
@@ -161,7 +161,7 @@ class _Place:
     def outcome(self) -> Event | None:
         """The job's last event, once there is one."""
         try:
-            found = json.loads(self._outcome_file.read_bytes())
+            found = strict_json.loads(self._outcome_file.read_bytes())
         except (OSError, ValueError):
             return None  # not there yet, or not yet whole on a shared file system
         return found if isinstance(found, dict) else None

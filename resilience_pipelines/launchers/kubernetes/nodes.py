@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from resilience_pipelines.kubernetes_api import named, object_of, objects_of, text_of
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
@@ -107,32 +108,34 @@ class NodeState:
 
 def parse_node(found: Mapping[str, Any], gpu_resource: str) -> NodeState:
     """A node from the API's JSON."""
-    metadata, status = found["metadata"], found.get("status") or {}
-    labels: Labels = metadata.get("labels") or {}
-    info = status.get("nodeInfo") or {}
+    metadata, status = object_of(found.get("metadata")), object_of(found.get("status"))
+    told = object_of(metadata.get("labels"))
+    labels: Labels = {name: value for name, value in told.items() if isinstance(value, str)}
+    info = object_of(status.get("nodeInfo"))
     memory = labels.get(MEMORY_LABEL, "")
     return NodeState(
-        name=metadata["name"],
+        name=named(found),
         labels=labels,
-        gpus=_amount((status.get("allocatable") or {}).get(gpu_resource)),
+        gpus=_amount(object_of(status.get("allocatable")).get(gpu_resource)),
         gpu_product=labels.get(PRODUCT_LABEL) or None,
-        gpu_memory_bytes=int(memory) * 2**20 if memory.isdecimal() else None,
+        gpu_memory_bytes=int(memory) * 2**20 if memory.isdecimal() and len(memory) < 12 else None,
         driver_version=driver_version(labels),
-        kernel=info.get("kernelVersion") or None,
-        container_runtime=info.get("containerRuntimeVersion") or None,
-        kubelet_version=info.get("kubeletVersion") or None,
-        schedulable=_is_ready(status.get("conditions") or ())
-        and not (found.get("spec") or {}).get("unschedulable"),
+        kernel=text_of(info.get("kernelVersion")) or None,
+        container_runtime=text_of(info.get("containerRuntimeVersion")) or None,
+        kubelet_version=text_of(info.get("kubeletVersion")) or None,
+        schedulable=_is_ready(objects_of(status.get("conditions")))
+        and not object_of(found.get("spec")).get("unschedulable"),
     )
 
 
 def _is_ready(conditions: Sequence[Mapping[str, Any]]) -> bool:
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
 
 
 def _amount(value: object) -> int:
+    """A number of devices; 0 where it is none, or more than a node can have."""
     text = str(value or "0")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 5 else 0
 
 
 def _has(labels: Labels, wanted: Labels) -> bool:

@@ -158,7 +158,7 @@ def read_settings(path: Path) -> KubernetesSettings:
             "Kubernetes settings", str(path), f"the file can't be read ({error.strerror})",
             mend="Write it as docs/kubernetes.md shows, or name another one.",
         ) from error  # fmt: skip
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             "Kubernetes settings", str(path), f"it is no TOML ({error})",
             mend="Write it as docs/kubernetes.md shows.",

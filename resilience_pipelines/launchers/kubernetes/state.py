@@ -6,14 +6,11 @@ What belongs here: reading the parts that matter from the API's JSON. What does 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from resilience_pipelines.kubernetes_api import Json, named, object_of, objects_of, text_of
 from resilience_pipelines.launchers.kubernetes.manifest import CONTAINER, RUN_LABEL, WORKER_LABEL
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -124,13 +121,13 @@ class Look:
 
 def parse_job(found: Json) -> JobState:
     """A job from the API's JSON."""
-    metadata = found["metadata"]
-    labels = metadata.get("labels") or {}
+    metadata = object_of(found.get("metadata"))
+    labels = object_of(metadata.get("labels"))
     return JobState(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        run_id=labels.get(RUN_LABEL, ""),
-        worker=labels.get(WORKER_LABEL) or "unknown",
+        name=named(found),
+        uid=named(found, "uid"),
+        run_id=text_of(labels.get(RUN_LABEL)),
+        worker=text_of(labels.get(WORKER_LABEL)) or "unknown",
         created_at=parse_time(metadata.get("creationTimestamp")),
         deleted_at=parse_time(metadata.get("deletionTimestamp")),
         conditions=_conditions(found),
@@ -139,15 +136,16 @@ def parse_job(found: Json) -> JobState:
 
 def parse_pod(found: Json) -> PodState:
     """A pod from the API's JSON."""
-    metadata, status = found["metadata"], found.get("status") or {}
-    containers = {item["name"]: item for item in status.get("containerStatuses") or ()}
+    metadata, status = object_of(found.get("metadata")), object_of(found.get("status"))
+    statuses = objects_of(status.get("containerStatuses"))
+    containers = {text_of(item.get("name")): item for item in statuses}
     return PodState(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        phase=status.get("phase") or "Unknown",
-        reason=status.get("reason") or "",
-        message=status.get("message") or "",
-        node=(found.get("spec") or {}).get("nodeName"),
+        name=named(found),
+        uid=named(found, "uid"),
+        phase=text_of(status.get("phase")) or "Unknown",
+        reason=text_of(status.get("reason")),
+        message=text_of(status.get("message")),
+        node=text_of(object_of(found.get("spec")).get("nodeName")) or None,
         created_at=parse_time(metadata.get("creationTimestamp")),
         deleted_at=parse_time(metadata.get("deletionTimestamp")),
         conditions=_conditions(found),
@@ -157,49 +155,55 @@ def parse_pod(found: Json) -> PodState:
 
 def parse_cluster_event(found: Json) -> ClusterEvent:
     """An event from the API's JSON; old and new reporters fill different times."""
-    about = found.get("involvedObject") or {}
+    about = object_of(found.get("involvedObject"))
     times = (found.get("firstTimestamp"), found.get("eventTime"), found.get("lastTimestamp"))
-    source = found.get("source") or {}
+    source = object_of(found.get("source"))
+    count = found.get("count")
     return ClusterEvent(
-        type=found.get("type") or "",
-        reason=found.get("reason") or "",
-        message=found.get("message") or "",
-        about=f"{about.get('kind', '')}/{about.get('name', '')}",
+        type=text_of(found.get("type")),
+        reason=text_of(found.get("reason")),
+        message=text_of(found.get("message")),
+        about=f"{text_of(about.get('kind'))}/{text_of(about.get('name'))}",
         at=next((parse_time(time) for time in times if time), None),
-        count=int(found.get("count") or 1),
-        source=source.get("component") or found.get("reportingComponent") or "",
+        count=count if type(count) is int and count > 0 else 1,
+        source=text_of(source.get("component")) or text_of(found.get("reportingComponent")),
     )
 
 
-def parse_time(text: str | None) -> datetime | None:
-    """A moment as the API writes it, RFC 3339."""
-    return datetime.fromisoformat(text) if text else None
+def parse_time(text: object) -> datetime | None:
+    """A moment as the API writes it, RFC 3339; None for anything that names no moment."""
+    try:
+        moment = datetime.fromisoformat(text_of(text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
 
 
 def _conditions(found: Json) -> tuple[Condition, ...]:
     return tuple(
         Condition(
-            type=item["type"],
-            status=item["status"],
-            reason=item.get("reason") or "",
-            message=item.get("message") or "",
+            type=text_of(item.get("type")),
+            status=text_of(item.get("status")),
+            reason=text_of(item.get("reason")),
+            message=text_of(item.get("message")),
             changed_at=parse_time(item.get("lastTransitionTime")),
         )
-        for item in (found.get("status") or {}).get("conditions") or ()
+        for item in objects_of(object_of(found.get("status")).get("conditions"))
     )
 
 
 def _container(found: Json) -> ContainerState:
-    state: Json = found.get("state") or {}
-    waiting = state.get("waiting") or {}
-    running = state.get("running") or {}
-    ended = state.get("terminated") or {}
+    state = object_of(found.get("state"))
+    waiting = object_of(state.get("waiting"))
+    running = object_of(state.get("running"))
+    ended = object_of(state.get("terminated"))
+    code = ended.get("exitCode")
     return ContainerState(
-        name=found["name"],
-        reason=waiting.get("reason") or ended.get("reason") or "",
-        message=waiting.get("message") or ended.get("message") or "",
+        name=text_of(found.get("name")),
+        reason=text_of(waiting.get("reason")) or text_of(ended.get("reason")),
+        message=text_of(waiting.get("message")) or text_of(ended.get("message")),
         started_at=parse_time(running.get("startedAt") or ended.get("startedAt")),
         finished_at=parse_time(ended.get("finishedAt")),
-        exit_code=ended.get("exitCode"),
-        image_id=found.get("imageID") or "",
+        exit_code=code if type(code) is int else None,
+        image_id=text_of(found.get("imageID")),
     )
