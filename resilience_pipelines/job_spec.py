@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from resilience_pipelines import strict_json
 from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.records import MAX_COUNT, Arm, CollectiveOperation, Count, RunKind
+from resilience_pipelines.records import MAX_COUNT, Arm, CollectiveOperation, RunKind
 from resilience_pipelines.startup.benchmark import PageCachePolicy
 
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
+SleepLevel = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+"""How deep a worker sleeps; which levels it has is the worker's to say."""
 
 
 class _Spec(BaseModel):
@@ -34,7 +36,7 @@ class StartupSpec(_Spec):
     repeats: Repeats = 5
     cold_repeats: Repeats | None = None
     page_cache: PageCachePolicy = PageCachePolicy.AUTO
-    sleep_levels: tuple[Count, ...] = ()
+    sleep_levels: tuple[SleepLevel, ...] = ()
 
 
 class FaultSpec(_Spec):
@@ -51,7 +53,7 @@ class SnapshotSpec(_Spec):
     """Start a worker, take its snapshot and keep it."""
 
     kind: Literal[RunKind.SNAPSHOT] = RunKind.SNAPSHOT
-    sleep_level: Count | None = None
+    sleep_level: SleepLevel | None = None
 
 
 class CompatibilitySpec(_Spec):

@@ -7,6 +7,7 @@ and the field. What does not: running it (`run`) and telling of it (`junit`, `su
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -132,7 +133,8 @@ def read_suite(path: Path) -> Suite:
     if isinstance(jobs, list):
         found["job"] = [{"worker": worker, **job} if isinstance(job, dict) else job for job in jobs]
     try:
-        suite = Suite.model_validate(found)
+        # In JSON's rules a text is an arm and a list is a tuple, but true is no number, nor is "2".
+        suite = Suite.model_validate_json(json.dumps(found, default=str), strict=True)
     except ValidationError as error:
         _refuse(path, text, error)
     _check_names(path, text, suite)
@@ -149,13 +151,18 @@ def _read(path: Path) -> str:
             raise InputError(
                 "SUITE", str(path), f"it has more than {MAX_BYTES} bytes", mend="Split it."
             )
-        return content.decode()
+        return content.decode("utf-8-sig")  # editors on Windows begin a file with a mark
     except OSError as error:
         raise InputError(
             "SUITE", str(path), f"it can't be read ({error.strerror})", mend="Give a readable file."
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError("SUITE", str(path), f"it is no UTF-8 ({error})", mend=_MEND) from error
+        *before, line = error.object[: error.start].decode(errors="replace").split("\n")
+        field = line.partition("=")[0].strip() or "the file"
+        raise InputError(
+            f"{path}:{len(before) + 1}: {field}", error.object[error.start : error.end],
+            f"it is no UTF-8 ({error.reason})", mend="Save the file as UTF-8.",
+        ) from error  # fmt: skip
 
 
 def _refuse(path: Path, text: str, error: ValidationError) -> NoReturn:
@@ -175,6 +182,9 @@ def _refuse(path: Path, text: str, error: ValidationError) -> NoReturn:
     elif kind == "tuple_type":
         reason = "it has to be a list"
         mend = "Begin each job with [[job]], in two brackets." if loc == ("job",) else _MEND
+    elif kind in ("model_type", "dict_type"):
+        reason = "it has to be a table"
+        mend = f"Begin it with [{loc[0]}], in one bracket." if len(loc) == 1 else _MEND
     elif kind == "value_error":
         # A check over several fields begins with the name of the one that is wrong.
         reason = str(first["ctx"]["error"])

@@ -92,6 +92,24 @@ def test_a_suite_is_read_and_its_jobs_are_specifications(tmp_path: Path) -> None
         ('baseline = "latest"\n', "", 22, "compare.baseline", "missing"),
         ("max_slowdown = 0.1", "max_slowdown = -1", 24, "compare.max_slowdown", "equal to 0"),
         ("[compare]", "[compare", 22, "[compare", "no TOML"),
+        ("[compare]", "[compere]", 22, "compere", "mean compare?"),
+        ("[compare]", "[[compare]]", 22, "compare", "it has to be a table"),
+        ("[compare]", '[compare]\nbaseline = "a"\n[compare]', 24, "[compare]", "twice"),
+        ("max_slowdown = 0.1", 'max_slowdown = "a tenth"', 24, "compare.max_slowdown", "number"),
+        ("max_slowdown = 0.1", "max_slowdown = inf", 24, "compare.max_slowdown", "inf"),
+        ("repeats = 2", "repeats = 2.5", 12, "job[1].repeats", "integer"),
+        ("repeats = 2", "repeats = true", 12, "job[1].repeats", "integer"),
+        ("repeats = 2", "cold_repeats = 0", 12, "job[1].cold_repeats", "equal to 1"),
+        ("repeats = 2", 'page_cache = "hot"', 12, "job[1].page_cache", "'cold'"),
+        ("repeats = 2", 'repeats = "2"', 12, "job[1].repeats", "integer"),
+        ("repeats = 2", "sleep_levels = [0]", 12, "job[1].sleep_levels[1]", "equal to 1"),
+        ("repeats = 2", 'sleep_levels = "1"', 12, "job[1].sleep_levels", "list"),
+        ("restore = 3.0", "restore = nan", 13, "job[1].max_median_s.restore", "nan"),
+        ("{ restore = 3.0 }", "3.0", 13, "job[1].max_median_s", "be a table"),
+        ("faults = [", "fault = [", 18, "job[2].fault", "mean faults?"),
+        ('["worker_killed"]', '"worker_killed"', 18, "job[2].faults", "it has to be a list"),
+        ("max_recover_s = 30", "max_recover_s = 0", 20, "job[2].max_recover_s", "greater than 0"),
+        ("max_recover_s = 30", "controls = 2", 20, "job[2].controls", "boolean"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_line_and_field(
@@ -111,6 +129,8 @@ def test_a_mistake_is_told_with_line_and_field(
     ("text", "words"),
     [
         ("", "name"),
+        ('name = "a"\n', "job = None: it is missing"),
+        ("# nothing yet\n", "name"),
         ('name = "a"\njob = []\n', "at least 1"),
         ('name = "a"\n[job]\nname = "b"\n', "[[job]]"),
         ('name = "a"\njob = [1]\n', "job[1]"),
@@ -122,14 +142,45 @@ def test_a_file_without_jobs_is_told(tmp_path: Path, text: str, words: str) -> N
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"#" * 1_000_001, None])
-def test_what_is_no_suite_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "suite.toml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "#" * 1_000_001)
+    with pytest.raises(InputError, match="Split it"):
         read_suite(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("missing.toml", "No such file or directory"),
+        (".", "Is a directory"),
+        ("suite.toml/suite.toml", "Not a directory"),
+        ("/proc/self/mem", "Input/output error"),  # it can be opened, and not be read
+    ],
+)
+def test_what_can_not_be_read_is_told(tmp_path: Path, path: str, words: str) -> None:
+    write(tmp_path, SUITE)
+    with pytest.raises(InputError, match=f"it can't be read \\({words}\\)") as caught:
+        read_suite(tmp_path / path)
     assert caught.value.field == "SUITE"
+    assert caught.value.value == str(tmp_path / path)
+
+
+def test_a_file_that_is_no_utf8_is_told_with_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "suite.toml"
+    path.write_bytes(SUITE.replace('"gate"', '"gâte"').encode("latin-1"))
+    with pytest.raises(InputError, match="Save the file as UTF-8") as caught:
+        read_suite(path)
+    assert caught.value.field == f"{path}:2: name"
+    path.write_bytes(SUITE.encode("utf-16"))
+    with pytest.raises(InputError, match="Save the file as UTF-8") as caught:
+        read_suite(path)
+    assert caught.value.field == f"{path}:1: the file"
+
+
+def test_the_mark_that_editors_begin_a_file_with_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "suite.toml"
+    path.write_bytes(SUITE.encode("utf-8-sig"))
+    assert read_suite(path) == read_suite(write(tmp_path, SUITE))
 
 
 def test_lines_are_those_of_the_value_whatever_stands_around_it() -> None:
