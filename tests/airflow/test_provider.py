@@ -199,6 +199,7 @@ def standalone(platform: Platform, airflow_home: Path) -> Iterator[tuple[Api, Po
     for name, deferrable in (("waiting", True), ("holding", False)):
         text = KILLED.format(name=name, deferrable=deferrable, partition=platform.partition)
         write_dag(airflow_home, name, text)
+    write_dag(airflow_home, "qualify_driver", EXAMPLE.read_text())
     port = free_port()
     env = {
         "AIRFLOW__API__PORT": str(port),
@@ -211,6 +212,35 @@ def standalone(platform: Platform, airflow_home: Path) -> Iterator[tuple[Api, Po
         api = Api(port)
         wait_for(api.is_up, START_DEADLINE_S, process)
         yield api, process
+
+
+def test_the_scheduler_runs_the_example_to_its_end(
+    platform: Platform, standalone: tuple[Api, Popen[bytes]]
+) -> None:
+    api, process = standalone
+    wait_for(lambda: api.call("GET", "dags/qualify_driver"), 180, process)
+    api.call("PATCH", "dags/qualify_driver", {"is_paused": False})
+    started = api.call("POST", "dags/qualify_driver/dagRuns", {"logical_date": None})
+    run = f"dags/qualify_driver/dagRuns/{started['dag_run_id']}"
+
+    def end() -> str | None:
+        state = api.call("GET", run)["state"]
+        return str(state) if state in ("success", "failed") else None
+
+    assert wait_for(end, 420, process) == "success"
+    found = api.call("GET", f"{run}/taskInstances")["task_instances"]
+    states = {task["task_id"]: task["state"] for task in found}
+    outcome = api.call(
+        "GET", f"{run}/taskInstances/qualify/xcomEntries/return_value?deserialize=true"
+    )["value"]
+    assert outcome["partitions"] == {"startup_measurements": platform.partition}
+    assert states["read_machine"] == states["qualify"] == "success"
+    assert outcome["verdict"] in ("pass", "warn")
+    passed = "success" if outcome["verdict"] == "pass" else "skipped"
+    assert states["gate"] == states["roll_out"] == passed
+    # The run that Airflow tells of is one of Dagster's.
+    dagster = Dagster(Endpoint(f"http://127.0.0.1:{platform.port}/graphql"))
+    assert dagster.poll(outcome["run_id"], None).status == "SUCCESS"
 
 
 @pytest.mark.parametrize(("name", "state"), [("waiting", "deferred"), ("holding", "running")])
