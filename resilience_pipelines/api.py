@@ -21,6 +21,7 @@ from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.home import open_home
 from resilience_pipelines.job_spec import JobSpec, parse_spec
 from resilience_pipelines.launchers.choice import choose
+from resilience_pipelines.lineage.jobs import job_lineage
 from resilience_pipelines.records import (
     Arm,
     CollectiveMeasurement,
@@ -227,8 +228,10 @@ def run(
             `exit_code` is that of the command line.
     """
     data_home = open_home(home)
-    done = choose(data_home, launcher, tell=tell)(spec, data_home, progress)
-    return Result(read_landing(done.folder), done.notices)
+    launch = choose(data_home, launcher, tell=tell)
+    with job_lineage(spec, data_home) as landed:
+        done = launch(spec, data_home, progress)
+        return Result(landed(read_landing(done.folder)), done.notices)
 
 
 @dataclass(frozen=True)

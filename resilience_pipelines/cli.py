@@ -480,10 +480,10 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Load new landing folders into the warehouse, each exactly once, and build the marts."""
+    from resilience_pipelines.lineage.warehouse import build as build_marts
+    from resilience_pipelines.lineage.warehouse import load as load_landing
     from resilience_pipelines.side_tables import load_side_tables
-    from resilience_pipelines.warehouse.load import load as load_landing
     from resilience_pipelines.warehouse.load import published_results
-    from resilience_pipelines.warehouse.transform import build as build_marts
 
     data_home = open_home(home)
     for source in sources or []:

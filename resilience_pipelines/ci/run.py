@@ -22,6 +22,7 @@ from resilience_pipelines.ci.suite import Comparison, FaultJob, Job, StartupJob,
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.catalogue import choose
 from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.lineage.warehouse import build, load
 from resilience_pipelines.records import (
     CollectiveMeasurement,
     CompatibilityTrial,
@@ -34,10 +35,9 @@ from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.startup.benchmark import Progress
 from resilience_pipelines.trends.comparison import UpgradeVerdict
 from resilience_pipelines.upgrades import Upgrade, judge
-from resilience_pipelines.warehouse.load import load, published_results
+from resilience_pipelines.warehouse.load import published_results
 from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.stack_figures import find_stack
-from resilience_pipelines.warehouse.transform import build
 
 NOT_ENOUGH_DATA: Final = 8
 """The exit code of a suite that can't be judged."""

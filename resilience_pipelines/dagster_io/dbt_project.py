@@ -32,6 +32,7 @@ from resilience_pipelines.dagster_io.column_lineage import Relation, column_line
 from resilience_pipelines.dagster_io.metadata import row_counts, table_columns
 from resilience_pipelines.errors import DeadlineError, StorageError
 from resilience_pipelines.home import Home
+from resilience_pipelines.lineage.warehouse import build_lineage
 from resilience_pipelines.warehouse.connection import open_warehouse
 from resilience_pipelines.warehouse.schema import migrate
 from resilience_pipelines.warehouse.transform import (
@@ -94,16 +95,12 @@ def build_models(
         migrate(connection)
     events: list[Any] = []
     failure: DagsterDbtCliRuntimeError | None = None
-    with (
-        _environment(home),
-        _deadline(
-            _cli(project).cli(["build"], context=context, target_path=_folder(home) / "build")
-        ) as build,
-    ):
-        try:
-            events.extend(build.stream())
-        except DagsterDbtCliRuntimeError as error:
-            failure = error
+    target = _folder(home) / "build"
+    try:
+        with build_lineage(home, target):
+            _stream(context, project, home, target, events)
+    except DagsterDbtCliRuntimeError as error:
+        failure = error
     # Only now has dbt let go of the file.
     rows, columns = row_counts(home, "main"), table_columns(home)
     for event in events:
@@ -125,6 +122,27 @@ def build_models(
                 # It is drawn for people to look at; the table is right without it.
                 context.log.warning(f"No column lineage of {node['name']}: {error}")
         yield event.with_metadata({**event.metadata, **found})
+    if failure is not None:
+        raise failure
+
+
+def _stream(
+    context: dg.AssetExecutionContext,
+    project: DbtProject,
+    home: Home,
+    target: Path,
+    events: list[Any],
+) -> None:
+    """Run dbt and append what it tells; an error is raised once dbt has ended."""
+    failure: DagsterDbtCliRuntimeError | None = None
+    with (
+        _environment(home),
+        _deadline(_cli(project).cli(["build"], context=context, target_path=target)) as build,
+    ):
+        try:
+            events.extend(build.stream())
+        except DagsterDbtCliRuntimeError as error:
+            failure = error
     if failure is not None:
         raise failure
 

@@ -32,6 +32,7 @@ from resilience_pipelines.launchers.choice import (
     launcher_name,
 )
 from resilience_pipelines.launchers.launcher import JobError
+from resilience_pipelines.lineage.jobs import job_lineage
 from resilience_pipelines.warehouse.landing import LandedRun, read_landing
 
 _END_DEADLINE_S = 30.0
@@ -154,6 +155,10 @@ class ChosenLauncher(JobLauncher):
             CorruptError: what it landed is not what it wrote.
             InputError: the settings can't be used.
         """
+        with job_lineage(spec, home) as landed:
+            return landed(self._run(context, spec, home))
+
+    def _run(self, context: dg.AssetExecutionContext, spec: JobSpec, home: Home) -> LandedRun:
         if self.measures_this_machine:
             return LocalLauncher(deadline_s=self.deadline_s).run(context, spec, home)
         settings = Path(self.kubernetes_settings) if self.kubernetes_settings else None

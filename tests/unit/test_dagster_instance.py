@@ -23,6 +23,7 @@ from resilience_pipelines.dagster_io.instance import (
 )
 from resilience_pipelines.errors import BusyError
 from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.lineage.send import LOG
 
 
 @pytest.fixture
@@ -39,6 +40,20 @@ def instance(home: Home) -> Iterator[DagsterInstance]:
 def test_telemetry_is_off(instance: DagsterInstance) -> None:
     assert instance.telemetry_enabled is False
     assert instance.nux_enabled is False
+
+
+def test_lineage_that_was_lost_is_told_in_the_log_of_the_run(instance: DagsterInstance) -> None:
+    @dg.op
+    def lose() -> None:
+        LOG.warning("Lineage: 1 of 1 events may not have been sent")
+
+    @dg.job
+    def losing() -> None:
+        lose()
+
+    done = losing.execute_in_process(instance=instance)
+    logged = [entry.message for entry in instance.all_logs(done.run_id)]
+    assert any("1 of 1 events may not have been sent" in message for message in logged)
 
 
 def test_a_configuration_that_somebody_edited_is_kept(home: Home) -> None:
