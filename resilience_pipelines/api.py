@@ -9,6 +9,7 @@ Every name here is also one of `resilience_pipelines`, imported when it is first
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
+from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import open_home
 from resilience_pipelines.job_spec import JobSpec, parse_spec
 from resilience_pipelines.launchers.choice import choose
@@ -388,8 +390,14 @@ def compare(
         home: the data home; RESILIENCE_HOME, else `.resilience`, when None.
 
     Raises:
-        InputError: nothing was published yet, or no stack, or several, are named so.
+        InputError: nothing was published yet, or no stack, or several, are named so, or
+            `max_slowdown` is no fraction.
     """
+    if not 0 <= max_slowdown < math.inf:
+        raise InputError(
+            "max_slowdown", max_slowdown, "it has to be a fraction of 0 or more",
+            mend="0.2 stands for a fifth.",
+        )  # fmt: skip
     data_home = open_home(home)
     return judge(
         data_home,

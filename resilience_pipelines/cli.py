@@ -10,7 +10,6 @@ Exit codes: 0 done; 1 failed; 2 bad input; 3 this machine can't; 4 busy; 5 stora
 from __future__ import annotations
 
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -34,7 +33,15 @@ from rich.progress import (
 
 from resilience_pipelines import __version__, cli_snapshots
 from resilience_pipelines.answers import Form, choose_form, encode, write_file
-from resilience_pipelines.cli_common import HomeOption, JsonOption, err, out, print_json, show_rows
+from resilience_pipelines.cli_common import (
+    HomeOption,
+    JsonOption,
+    err,
+    options,
+    out,
+    print_json,
+    show_rows,
+)
 from resilience_pipelines.cli_tables import print_record
 from resilience_pipelines.errors import InputError, ResilienceError, Stopped, StorageError
 from resilience_pipelines.home import open_home
@@ -814,21 +821,10 @@ def compare(
 
     Exit codes: 0 safe or safe_with_notes, 1 not_safe, 8 not_enough_data.
     """
-    from resilience_pipelines.upgrades import judge
-    from resilience_pipelines.warehouse.stack_figures import find_stack
+    from resilience_pipelines.api import compare as judge
 
-    if not 0 <= max_slowdown < math.inf:
-        raise InputError(
-            "--max-slowdown", max_slowdown, "it has to be a fraction of 0 or more",
-            mend="0.2 stands for a fifth.",
-        )  # fmt: skip
-    data_home = open_home(home)
-    upgrade = judge(
-        data_home,
-        find_stack(data_home, "--from", before),
-        find_stack(data_home, "--to", after),
-        max_slowdown=max_slowdown,
-    )
+    with options(before="--from", after="--to", max_slowdown="--max-slowdown"):
+        upgrade = judge(before, after, max_slowdown=max_slowdown, home=home)
     if as_json:
         print_json(upgrade.as_dict())
     else:

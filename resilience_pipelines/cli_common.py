@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ import typer
 from rich.console import Console
 
 from resilience_pipelines.cli_tables import print_rows
+from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import ENVIRONMENT_VARIABLE
 
 out = Console()
@@ -25,6 +28,16 @@ HomeOption = Annotated[
     typer.Option("--home", envvar=ENVIRONMENT_VARIABLE, help="Data home (default: .resilience)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+@contextmanager
+def options(**names: str) -> Iterator[None]:
+    """Tell of wrong arguments of a call in the block by the names that their options have."""
+    try:
+        yield
+    except InputError as error:
+        field = names.get(error.field, error.field)
+        raise InputError(field, error.value, error.why, mend=error.mend) from error
 
 
 def print_json(value: object) -> None:

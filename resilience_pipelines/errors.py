@@ -35,6 +35,9 @@ class InputError(ResilienceError):
         value: what was given.
         reason: why it can't be used.
         mend: what to give instead.
+
+    Attributes:
+        why: the reason alone, for whoever tells of the field by another name.
     """
 
     exit_code = 2

@@ -265,10 +265,8 @@ def _check_job(path: Path, text: str, number: int, job: Job) -> None:
         elif isinstance(job, FaultJob):
             FaultPlan(job.faults, job.recoveries, job.repeats, job.controls)
     except InputError as error:
-        # The plan's error begins with the field and its value, which are told with the line here.
-        reason = error.why
         loc = ("job", number, error.field)
-        raise _error(path, text, loc, reason, error.mend) from error
+        raise _error(path, text, loc, error.why, error.mend) from error
 
 
 _MODELS: Final[Mapping[str, type[BaseModel]]] = {

@@ -10,10 +10,25 @@ from pathlib import Path
 import pytest
 
 import resilience_pipelines
-from resilience_pipelines import Benchmark, Compatibility, Experiment, Snapshot
+from resilience_pipelines import (
+    Benchmark,
+    Collectives,
+    Compatibility,
+    Experiment,
+    Snapshot,
+    compare,
+)
 from resilience_pipelines.api import Result
-from resilience_pipelines.errors import InputError
-from resilience_pipelines.job_spec import CompatibilitySpec, FaultSpec, SnapshotSpec, StartupSpec
+from resilience_pipelines.cli import main
+from resilience_pipelines.errors import InputError, ResilienceError
+from resilience_pipelines.job_spec import (
+    CollectiveSpec,
+    CompatibilitySpec,
+    FaultSpec,
+    JobSpec,
+    SnapshotSpec,
+    StartupSpec,
+)
 from resilience_pipelines.records import RunKind, Verdict
 from resilience_pipelines.trends.comparison import Comparison, Difference, UpgradeVerdict
 from resilience_pipelines.upgrades import FIGURES_SCHEMA, Upgrade
@@ -49,6 +64,57 @@ def test_defaults_are_those_of_a_specification() -> None:
     assert Experiment().spec == FaultSpec()
     assert Snapshot().spec == SnapshotSpec()
     assert Compatibility().spec == CompatibilitySpec()
+    assert Collectives().spec == CollectiveSpec()
+
+
+@pytest.mark.parametrize(
+    ("words", "job"),
+    [
+        ("run startup", Benchmark()),
+        ("run fault", Experiment()),
+        ("run compatibility", Compatibility()),
+        ("run collectives", Collectives()),
+        ("snapshot create", Snapshot()),
+        (
+            "run startup --worker vllm --arms cold,restore --repeats 2 --cold-repeats 1 "
+            "--page-cache warm --sleep-levels 1,2 --port 9000",
+            Benchmark("vllm", ["cold", "restore"], 2, 1, "warm", [1, 2], 9000),
+        ),
+        (
+            "run fault worker_killed worker_hung --recoveries restore --repeats 2 --no-controls",
+            Experiment(
+                ["worker_killed", "worker_hung"], recoveries=["restore"], repeats=2, controls=False
+            ),
+        ),
+        ("run compatibility a b --repeats 3", Compatibility(snapshots=["a", "b"], repeats=3)),
+        (
+            "run collectives --arms healthy --operations all_reduce --sizes 2048 --ranks 2",
+            Collectives(["healthy"], ["all_reduce"], [2048], 2),
+        ),
+        ("snapshot create --sleep-level 2", Snapshot(sleep_level=2)),
+    ],
+)
+def test_a_command_asks_for_what_its_class_asks_for(
+    words: str, job: Benchmark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def run(spec: JobSpec, **_: object) -> Result:
+        asked.append(spec)
+        raise ResilienceError("enough is known")
+
+    monkeypatch.setattr("resilience_pipelines.api.run", run)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # this process shall keep its own
+    monkeypatch.setattr(sys, "argv", ["resilience", *words.split(), "--home", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert asked == [job.spec]
+
+
+@pytest.mark.parametrize("fraction", [-0.1, float("nan"), float("inf")])
+def test_a_slowdown_that_is_no_fraction_is_refused(fraction: float, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"max_slowdown = .*fraction of 0 or more"):
+        compare("a", "b", max_slowdown=fraction, home=tmp_path)
 
 
 def test_one_fault_is_a_list_of_one() -> None:
