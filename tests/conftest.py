@@ -32,7 +32,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The same examples for everybody: a test that fails here fails anywhere. Another profile of
     # Hypothesis (HYPOTHESIS_PROFILE=default) looks for new ones.
-    settings.register_profile("repeatable", derandomize=True)
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 

@@ -61,11 +61,11 @@ def send(events: Sequence[Event]) -> None:
     worker.given_up.set()
     if late or worker.failure is not None:
         why = "the target answers too late" if late else worker.failure
-        first = events[0]
+        lost = events[worker.sent :] or events[-1:]
         LOG.warning(
             "Lineage: %d of %d events, from %s of %s on, may not have been sent: %s. "
             "The run itself is not touched by that.",
-            len(events) - worker.sent, len(events), first.state, first.run.job, why,
+            len(lost), len(events), lost[0].state, lost[0].run.job, why,
         )  # fmt: skip
 
 
