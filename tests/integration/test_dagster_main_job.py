@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from resilience_pipelines.warehouse.query import query
 from tests.factories import RecordFactory, land
 from tests.support.dagster_home import load_definitions
 
+LINEAGE = "lineage.jsonl"
 MEASURED = ("snapshot_images", "startup_measurements", "fault_runs")
 
 
@@ -81,6 +83,10 @@ def main_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainJob]:
     home = open_home(tmp_path_factory.mktemp("main-job"))
     with pytest.MonkeyPatch.context() as patch, open_instance(home) as instance:
         patch.setenv("RESILIENCE_HOME", str(home.root))
+        if importlib.util.find_spec("openlineage") is not None:
+            patch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
+            patch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(home.root / LINEAGE))
+            patch.setenv("OPENLINEAGE__TRANSPORT__APPEND", "true")
         machine = read_machine(make_worker("reference", home), home)
         partition = str(register(instance, machine.stack))
         recovery = "restore" if machine.engine else "warm_cache"
@@ -161,6 +167,24 @@ def test_a_materialization_shows_the_landing_folder_of_its_own_job(main_job: Mai
     assert kinds == dict(
         zip(MEASURED, (RunKind.SNAPSHOT, RunKind.STARTUP, RunKind.FAULT), strict=True)
     )
+
+
+def test_the_lineage_leads_from_each_job_to_the_marts(main_job: MainJob) -> None:
+    pytest.importorskip("openlineage", reason="the extra `openlineage` is not installed")
+    lines = (main_job.home.root / LINEAGE).read_text().splitlines()
+    ends = [event for event in map(json.loads, lines) if event["eventType"] != "START"]
+    assert {event["eventType"] for event in ends} == {"COMPLETE"}
+
+    def names(job: str, side: str) -> set[str]:
+        found = [event for event in ends if event["job"]["name"] == job]
+        return {item["name"] for event in found for item in event[side]}
+
+    landed = {str(folder) for folder in find_landings(main_job.home.landing)}
+    jobs = [f"run.{kind}" for kind in (RunKind.SNAPSHOT, RunKind.STARTUP, RunKind.FAULT)]
+    assert set().union(*(names(job, "outputs") for job in jobs)) >= landed
+    assert names("load", "inputs") == landed
+    assert "warehouse.raw.faults" in names("load", "outputs") & names("dbt.build", "inputs")
+    assert "warehouse.main.fault_runs" in names("dbt.main.fault_runs", "outputs")
 
 
 def test_progress_of_a_job_is_in_the_log_of_the_run(main_job: MainJob) -> None:
