@@ -23,11 +23,10 @@ from resilience_pipelines.dagster_io.instance import WAREHOUSE_POOL
 from resilience_pipelines.dagster_io.metadata import frame_table, row_counts, table
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.home import Home, open_home
-from resilience_pipelines.lineage.warehouse import load
+from resilience_pipelines.lineage.warehouse import load, publish
 from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.warehouse.landing import find_landings
 from resilience_pipelines.warehouse.load import published_results
-from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.schema import MIGRATIONS, SIDE_TABLES
 

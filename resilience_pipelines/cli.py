@@ -530,7 +530,7 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Copy the marts to published/resilience.duckdb, which analysts read without locks."""
-    from resilience_pipelines.warehouse.publish import publish as publish_marts
+    from resilience_pipelines.lineage.warehouse import publish as publish_marts
 
     with _status("publishing", as_json):
         path = publish_marts(open_home(home), parquet=parquet)

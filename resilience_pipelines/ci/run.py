@@ -22,7 +22,7 @@ from resilience_pipelines.ci.suite import Comparison, FaultJob, Job, StartupJob,
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.catalogue import choose
 from resilience_pipelines.home import Home, open_home
-from resilience_pipelines.lineage.warehouse import build, load
+from resilience_pipelines.lineage.warehouse import build, load, publish
 from resilience_pipelines.records import (
     CollectiveMeasurement,
     CompatibilityTrial,
@@ -36,7 +36,6 @@ from resilience_pipelines.startup.benchmark import Progress
 from resilience_pipelines.trends.comparison import UpgradeVerdict
 from resilience_pipelines.upgrades import Upgrade, judge
 from resilience_pipelines.warehouse.load import published_results
-from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.stack_figures import find_stack
 
 NOT_ENOUGH_DATA: Final = 8

@@ -1,7 +1,7 @@
-"""Lineage of the warehouse: loading reads landing folders, dbt reads tables and makes others.
+"""Lineage of the warehouse: from landing folders to raw tables, marts and the published copy.
 
-What belongs here: `load` and `build` with their lineage, and what dbt's own files tell of a build.
-What does not: loading and building (`resilience_pipelines.warehouse`).
+What belongs here: `load`, `build` and `publish` with their lineage, and what dbt's own files tell
+of a build. What does not: loading, building and publishing (`resilience_pipelines.warehouse`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from resilience_pipelines.lineage.event import (
 )
 from resilience_pipelines.lineage.span import Facts, Span, span
 from resilience_pipelines.warehouse import load as loading
+from resilience_pipelines.warehouse import publish as publishing
 from resilience_pipelines.warehouse import transform
+from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.schema import RECORD_TABLES
 
 LOADED_TABLES: Final = (*RECORD_TABLES, "stacks", "samples")
@@ -62,6 +64,32 @@ def build(home: Home) -> transform.BuildReport:
     """`warehouse.transform.build`, told of."""
     with build_lineage(home, home.dbt / "target"):
         return transform.build(home)
+
+
+def publish(home: Home, *, parquet: bool = False) -> Path:
+    """`warehouse.publish.publish`, told of."""
+    with span("publish") as now:
+        path = publishing.publish(home, parquet=parquet)
+        now.find = lambda: _publish_facts(home)
+        return path
+
+
+def _publish_facts(home: Home) -> Facts:
+    columns: dict[str, list[Column]] = {}
+    for table, column, kind, comment in query(
+        home,
+        "select table_name, column_name, data_type, comment from duckdb_columns() "
+        "where database_name = current_database() and schema_name = 'main' and not internal "
+        "order by table_name, column_index",
+    ).iter_rows():
+        columns.setdefault(table, []).append(Column(column, kind, comment))
+    return Facts(
+        inputs=tuple(table_of(home.warehouse, "main", table) for table in columns),
+        outputs=tuple(
+            table_of(home.published, "main", table, tuple(found))
+            for table, found in columns.items()
+        ),
+    )
 
 
 @contextmanager

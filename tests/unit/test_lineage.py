@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from resilience_pipelines.errors import ResilienceError, Stopped
@@ -160,6 +161,24 @@ def test_a_load_reads_what_was_new_and_writes_raw_tables(
     assert (duckdb, "warehouse.raw.startups") in names(first["outputs"])
     assert tags(first)["loaded"] == "1"
     assert (second["inputs"], second["outputs"]) == ([], [])
+
+
+def test_publishing_reads_marts_and_writes_the_tables_that_analysts_open(
+    told: Callable[[], list[dict[str, Any]]], home: Home
+) -> None:
+    with duckdb.connect(str(home.warehouse)) as connection:
+        connection.execute("create table numbers (i bigint, half double)")
+        connection.execute("comment on column numbers.half is 'Half of it.'")
+        connection.execute("create schema raw; create table raw.other (x bigint)")
+    assert warehouse.publish(home) == home.published
+    end = told()[-1]
+    assert names(end["inputs"]) == [(f"duckdb://{home.warehouse}", "warehouse.main.numbers")]
+    assert names(end["outputs"]) == [(f"duckdb://{home.published}", "resilience.main.numbers")]
+    fields = end["outputs"][0]["facets"]["schema"]["fields"]
+    assert [(field["name"], field["type"]) for field in fields] == [
+        ("i", "BIGINT"), ("half", "DOUBLE"),
+    ]  # fmt: skip
+    assert fields[1]["description"] == "Half of it."
 
 
 def write_build(target: Path, begun_at: datetime, status: str) -> None:
