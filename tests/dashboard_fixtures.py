@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -76,6 +77,11 @@ TABLES = {
     "differing_dimensions text[], n bigint, n_ok bigint, n_failed bigint, "
     "predicted_compatible boolean, reason_code text, gate text, median_elapsed_s double, "
     "wasted_gpu_s double, last_at timestamptz",
+    "snapshot_economics": f"{SCOPE}, versus text, gpu_count bigint, n_snapshots bigint, "
+    "n_snapshots_failed bigint, take_median_s double, image_median_bytes double, "
+    "n_restores bigint, n_other bigint, restore_median_s double, other_median_s double, "
+    "saved_median_s double, saved_ci_low_s double, saved_ci_high_s double, "
+    "restores_to_break_even bigint, net_saved_s double, net_saved_gpu_s double",
     "snapshots": f"{MEASURED}, snapshot_engine text, snapshot_id text, outcome text, "
     "reason_code text, detail text, "
     "total_s double, unaccounted_s double, image_bytes bigint, image_files bigint, "
@@ -437,6 +443,7 @@ def _stack_results(
     _speedups(marts, scope, totals)
     if image_bytes is not None:
         _snapshots(marts, stack, at + timedelta(hours=1), worker, basis, source, image_bytes)
+        _economics(marts, stack, scope, totals, image_bytes)
 
 
 def _speedups(marts: Marts, scope: Row, totals: Mapping[str, list[float]]) -> None:
@@ -548,6 +555,27 @@ def _snapshots(
         "data_quality", **_scope(stack, worker, basis), kind="snapshot", subject="criu", asked=3,
         ok=3, failed=0, unsupported=0, reasons=None,
     )  # fmt: skip
+
+
+def _economics(
+    marts: Marts, stack: Stack, scope: Row, totals: Mapping[str, list[float]], image_bytes: int
+) -> None:
+    if "restore" not in totals:
+        return
+    restore = median(totals["restore"])
+    for arm in ("cold", "warm_cache"):
+        if arm not in totals:
+            continue
+        saved = median(totals[arm]) - restore
+        net = len(totals["restore"]) * saved - 3 * 3.4
+        marts.add(
+            "snapshot_economics", **scope, versus=arm, gpu_count=stack.gpu_count, n_snapshots=3,
+            n_snapshots_failed=0, take_median_s=3.4, image_median_bytes=float(image_bytes),
+            n_restores=len(totals["restore"]), n_other=len(totals[arm]), restore_median_s=restore,
+            other_median_s=median(totals[arm]), saved_median_s=saved, saved_ci_low_s=saved * 0.95,
+            saved_ci_high_s=saved * 1.04, restores_to_break_even=math.ceil(3.4 / saved),
+            net_saved_s=net, net_saved_gpu_s=stack.gpu_count and net * stack.gpu_count,
+        )  # fmt: skip
 
 
 FAULTS = {

@@ -122,6 +122,7 @@ class ScopeView:
     experiments_left_out: int
     snapshot_lines: tuple[tables.SnapshotLine, ...]
     snapshots_left_out: int
+    economics_lines: tuple[tables.EconomicsLine, ...]
     criu_tables: tuple[tables.CriuTable, ...]
     compatibility_lines: tuple[tables.CompatibilityLine, ...]
     compatibility_left_out: int
@@ -318,6 +319,7 @@ def _scope(
         experiments_left_out=scope.n_experiments - len(experiments),
         snapshot_lines=tables.snapshot_lines(scope.snapshots[:MOST_SNAPSHOTS]),
         snapshots_left_out=max(sum(row.n for row in scope.snapshot_counts) - MOST_SNAPSHOTS, 0),
+        economics_lines=tables.economics_lines(scope.economics),
         criu_tables=tables.criu_tables(scope),
         compatibility_lines=tables.compatibility_lines(
             scope.compatibility[:MOST_COMPATIBILITY], scope.stack.stack_key

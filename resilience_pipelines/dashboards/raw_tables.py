@@ -30,6 +30,7 @@ def raw_tables(scope: Scope, most: Mapping[str, int]) -> dict[str, Table]:
         "changes": scope.change_points,
         "verdicts": scope.fault_summary,
         "coverage": scope.coverage,
+        "economics": scope.economics,
         "snapshots": scope.snapshots,
         "compatibility": scope.compatibility,
         "quality": scope.quality,

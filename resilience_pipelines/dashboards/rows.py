@@ -485,6 +485,32 @@ class SnapshotRow(ScopedRow, CriuColumns):
     source_serving_after: bool | None
 
 
+class EconomicsRow(ScopedRow):
+    """What snapshots cost and what restores gave back, against one other way to start."""
+
+    TABLE: ClassVar[str] = "snapshot_economics"
+    ORDER: ClassVar[str] = "versus"
+
+    versus: Text
+    gpu_count: int | None
+    n_snapshots: Count
+    n_snapshots_failed: Count
+    take_median_s: float | None
+    image_median_bytes: float | None
+    n_restores: Count
+    n_other: Count
+    restore_median_s: float
+    other_median_s: float
+    saved_median_s: float
+    saved_ci_low_s: float | None
+    saved_ci_high_s: float | None
+    restores_to_break_even: int | None
+    """None where a restore saves no time."""
+    net_saved_s: float | None
+    net_saved_gpu_s: float | None
+    """None without a GPU."""
+
+
 class FaultCountRow(ScopedRow):
     """How many experiments ended alike."""
 

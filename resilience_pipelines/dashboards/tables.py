@@ -21,6 +21,7 @@ from resilience_pipelines.dashboards.rows import (
     CompatibilityRow,
     CoverageRow,
     CriuSummaryRow,
+    EconomicsRow,
     FaultCountRow,
     FaultRow,
     FaultSummaryRow,
@@ -456,6 +457,54 @@ def snapshot_lines(rows: Sequence[SnapshotRow]) -> tuple[SnapshotLine, ...]:
             )
         )
     return tuple(lines)
+
+
+@dataclass(frozen=True)
+class EconomicsLine:
+    """What snapshots cost and give back against one other way to start."""
+
+    versus: str
+    mark: palette.Mark
+    take: str
+    size: str
+    saved: Estimate
+    basis: str
+    break_even: Chip
+    net: str
+    net_gpu: str
+
+
+def economics_lines(rows: Sequence[EconomicsRow]) -> tuple[EconomicsLine, ...]:
+    """Costs and savings as given."""
+    return tuple(
+        EconomicsLine(
+            versus=words.arm(row.versus),
+            mark=palette.arm(row.versus),
+            take=f"{words.seconds(row.take_median_s)}, {words.sample(row.n_snapshots)}"
+            + (f", {row.n_snapshots_failed} failed" if row.n_snapshots_failed else ""),
+            size=words.size(_rounded(row.image_median_bytes)),
+            saved=Estimate(
+                words.signed_seconds(row.saved_median_s),
+                words.seconds_range(row.saved_ci_low_s, row.saved_ci_high_s),
+            ),
+            basis=f"{words.seconds(row.other_median_s)}, {words.sample(row.n_other)}, against "
+            f"{words.seconds(row.restore_median_s)}, {words.sample(row.n_restores)}",
+            break_even=_break_even(row),
+            net=words.signed_seconds(row.net_saved_s),
+            net_gpu=words.signed_seconds(row.net_saved_gpu_s),
+        )
+        for row in rows
+    )
+
+
+def _break_even(row: EconomicsRow) -> Chip:
+    if row.restores_to_break_even is None:
+        return Chip(Status.BAD, "never: a restore saves no time")
+    return Chip(Status.GOOD, words.plural(row.restores_to_break_even, "restore"))
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 @dataclass(frozen=True)

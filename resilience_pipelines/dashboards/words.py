@@ -188,6 +188,13 @@ def seconds(value: float | None) -> str:
     return f"{value:,.{_decimals(value)}f}{NBSP}s"
 
 
+def signed_seconds(value: float | None) -> str:
+    """Seconds that may be below zero, with a true minus sign."""
+    if value is None or value >= 0:
+        return seconds(value)
+    return f"\N{MINUS SIGN}{seconds(-value)}"
+
+
 def seconds_range(low: float | None, high: float | None) -> str:
     """An interval of durations in one unit; empty where it is unknown."""
     if low is None or high is None:

@@ -1,4 +1,4 @@
-"""Statistics: median and mean of a few repeats, the ratio of two medians, and how sure each is.
+"""Statistics: median and mean of a few repeats, ratio and difference of two medians, their spread.
 
 What belongs here: point estimates and their bootstrap confidence intervals, as functions of plain
 numbers. What does not: which measurements may be put together (the dbt marts), and whether a
@@ -96,6 +96,28 @@ def ratio_of_medians_ci(
     ratios = _resampled_medians(above, streams[0]) / _resampled_medians(below, streams[1])
     low, high = _bounds(ratios)
     return Interval(min(len(above), len(below)), _median(above) / _median(below), low, high)
+
+
+def difference_of_medians_ci(
+    values: Sequence[float], less: Sequence[float], seed: int = SEED
+) -> Interval | None:
+    """The median of one sample less that of another, independent one, and its 95 % interval.
+
+    Returns:
+        None where either has fewer than two values.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    first, second = _ordered(values), _ordered(less)
+    n = min(len(first), len(second))
+    if n < 2:
+        return None
+    streams = [np.random.default_rng([seed, stream]) for stream in (0, 1)]
+    low, high = _bounds(
+        _resampled_medians(first, streams[0]) - _resampled_medians(second, streams[1])
+    )
+    return Interval(n, _median(first) - _median(second), low, high)
 
 
 def _ordered(values: Sequence[float]) -> NDArray[np.float64]:

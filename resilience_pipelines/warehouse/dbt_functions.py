@@ -3,10 +3,10 @@
 What belongs here: the bridge from SQL to `trends`. What does not: any statistics, and
 the marts (`dbt/`).
 
-In SQL: `median_ci(list of double)`, `mean_ci(list of double)` and `ratio_ci(list of double, list of
-double)` give a struct of `low` and `high`, or null where there is no interval. `level_changes(list
-of double, list of varchar)` gives a list of structs with the fields of `significance.Change`, their
-positions from 1.
+In SQL: `median_ci(list of double)`, `mean_ci(list of double)`, `ratio_ci(list of double, list of
+double)` and `difference_ci`, with the same lists, give a struct of `low` and `high`, or null where
+there is no interval. `level_changes(list of double, list of varchar)` gives a list of structs with
+the fields of `significance.Change`, their positions from 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from dbt.adapters.duckdb.plugins import BasePlugin
 from duckdb.func import FunctionNullHandling
 
 from resilience_pipelines.trends.significance import changes_of
-from resilience_pipelines.trends.statistics import Interval, mean_ci, median_ci, ratio_of_medians_ci
+from resilience_pipelines.trends.statistics import (
+    Interval,
+    difference_of_medians_ci,
+    mean_ci,
+    median_ci,
+    ratio_of_medians_ci,
+)
 
 
 class Plugin(BasePlugin):
@@ -39,9 +45,10 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
     connection.create_function(
         "mean_ci", _mean_ci, [values], bounds, null_handling=FunctionNullHandling.SPECIAL
     )
-    connection.create_function(
-        "ratio_ci", _ratio_ci, [values, values], bounds, null_handling=FunctionNullHandling.SPECIAL
-    )
+    for name, function in (("ratio_ci", _ratio_ci), ("difference_ci", _difference_ci)):
+        connection.create_function(
+            name, function, [values, values], bounds, null_handling=FunctionNullHandling.SPECIAL
+        )
     change = {
         "position": "BIGINT", "n_before": "BIGINT", "n_after": "BIGINT",
         "before": "DOUBLE", "after": "DOUBLE",
@@ -69,6 +76,12 @@ def _ratio_ci(
     numerator: Sequence[float] | None, denominator: Sequence[float] | None
 ) -> dict[str, float] | None:
     return _bounds(ratio_of_medians_ci(numerator or (), denominator or ()))
+
+
+def _difference_ci(
+    values: Sequence[float] | None, less: Sequence[float] | None
+) -> dict[str, float] | None:
+    return _bounds(difference_of_medians_ci(values or (), less or ()))
 
 
 def _level_changes(

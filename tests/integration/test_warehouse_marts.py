@@ -36,7 +36,12 @@ from resilience_pipelines.records import (
 from resilience_pipelines.side_tables import load_side_tables
 from resilience_pipelines.trends.comparison import FaultTally
 from resilience_pipelines.trends.decisions import Choice, decide
-from resilience_pipelines.trends.statistics import mean_ci, median_ci, ratio_of_medians_ci
+from resilience_pipelines.trends.statistics import (
+    difference_of_medians_ci,
+    mean_ci,
+    median_ci,
+    ratio_of_medians_ci,
+)
 from resilience_pipelines.warehouse import transform
 from resilience_pipelines.warehouse.load import load
 from resilience_pipelines.warehouse.publish import publish
@@ -194,6 +199,21 @@ def make_records() -> list[RunRecord]:
         for _ in range(2)
     ]  # fmt: skip
     gpu = make_stack(gpu_sku="NVIDIA H200", gpu_count=2, driver_version="580")
+    # Snapshots that pay off, on two GPUs, and ones that never do, one of which failed.
+    good = factory.snapshot()
+    lost = {"outcome": Outcome.FAILED, "reason_code": "dump_failed", "snapshot_id": None}
+    records += [
+        factory.startup_record(
+            3, stack=gpu, arms=[Arm.COLD, Arm.RESTORE],
+            totals_s={Arm.COLD: [9.0, 9.5, 8.0], Arm.RESTORE: [8.5, 8.0, 8.25]},
+        ).model_copy(update={"snapshots": (good,)}),
+        factory.startup_record(
+            2, stack=make_stack(cpu_count=512), arms=[Arm.WARM_CACHE, Arm.RESTORE],
+            totals_s={Arm.WARM_CACHE: [2.0, 2.1], Arm.RESTORE: [4.0, 4.5]},
+        ).model_copy(
+            update={"snapshots": (good, factory.snapshot(1).model_copy(update=lost))}
+        ),
+    ]  # fmt: skip
     records += [
         factory.record(
             RunKind.COMPATIBILITY,
@@ -447,6 +467,47 @@ def test_speedup_is_against_each_arm_and_the_best_start_from_nothing(home: Home)
             (ratio.low, ratio.high) if ratio else (None, None)
         )
     assert any(row["ci_low"] is None for row in found.values()), "one start has no interval"
+
+
+def test_a_snapshot_pays_off_with_the_restore_that_gave_its_time_back(home: Home) -> None:
+    totals = {
+        name[:-1]: values
+        for name, values in right_totals_s().items()
+        if name[-1] is None and name[-2] in ("cold", "warm_cache", "restore")
+    }
+    taken = defaultdict(list)
+    for record in RECORDS:
+        for item in record.snapshots:
+            taken[scope(record)].append(item)
+    expected = {
+        (*where, arm): (values, totals[*where, "restore"])
+        for (*where, arm), values in totals.items()
+        if arm != "restore" and (*where, "restore") in totals and tuple(where) in taken
+    }
+    found = {key(row, "versus"): row for row in rows(home, "from snapshot_economics")}
+    assert found.keys() == expected.keys()
+    for name, (other, restore) in expected.items():
+        row = found[name]
+        items = taken[name[:3]]
+        good = [item.total_s for item in items if item.outcome is Outcome.OK and item.total_s]
+        spent = sum(item.total_s or 0 for item in items)
+        saved = median(other) - median(restore)
+        assert row["n_snapshots"] == len(good)
+        assert row["n_snapshots_failed"] == len(items) - len(good)
+        assert row["saved_median_s"] == pytest.approx(saved)
+        bounds = difference_of_medians_ci(other, restore)
+        assert (row["saved_ci_low_s"], row["saved_ci_high_s"]) == (
+            (bounds.low, bounds.high) if bounds else (None, None)
+        )
+        pays_off = math.ceil(median(good) / saved) if saved > 0 else None
+        assert row["restores_to_break_even"] == pays_off
+        net = len(restore) * median(other) - sum(restore) - spent
+        assert row["net_saved_s"] == pytest.approx(net)
+        gpus = row["gpu_count"]
+        assert row["net_saved_gpu_s"] == (None if gpus is None else pytest.approx(net * gpus))
+    assert {row["restores_to_break_even"] is None for row in found.values()} == {True, False}
+    assert {row["gpu_count"] for row in found.values()} > {None}
+    assert any(row["n_snapshots_failed"] for row in found.values())
 
 
 def test_a_trend_names_the_dimensions_that_changed(home: Home) -> None:

@@ -306,6 +306,30 @@ def test_restores_across_stacks_are_listed_on_both_sides(tmp_path: Path) -> None
     assert (strict.gate.text, strict.prediction) == ("too strict", "refuses it")
 
 
+def test_a_snapshot_that_saves_time_says_when_it_has_paid_off(tmp_path: Path) -> None:
+    scope = engine_scopes(tmp_path)[0]
+    cold, warm = tables.economics_lines(scope.economics)
+    assert (cold.versus, warm.versus) == ("Cold", "Warm cache")
+    assert plain(cold.break_even.text) == "1 restore"
+    row = scope.economics[0]
+    assert cold.net == cold.net_gpu == words.seconds(row.net_saved_s)
+    assert plain(cold.take) == "3.40 s, n = 3"
+
+
+def test_a_snapshot_that_saves_no_time_never_pays_off(tmp_path: Path) -> None:
+    row = engine_scopes(tmp_path)[0].economics[0]
+    slow = row.model_copy(
+        update={"saved_median_s": -2.0, "restores_to_break_even": None, "net_saved_s": -13.4,
+                "net_saved_gpu_s": None, "n_snapshots_failed": 2}
+    )  # fmt: skip
+    (line,) = tables.economics_lines([slow])
+    assert line.break_even == tables.Chip(Status.BAD, "never: a restore saves no time")
+    assert plain(line.saved.value) == "-2.00 s"
+    assert plain(line.net) == "-13.4 s"
+    assert line.net_gpu == words.MISSING
+    assert line.take.endswith("2 failed")
+
+
 def test_another_machine_is_named_where_a_snapshot_moved(tmp_path: Path) -> None:
     (row,) = engine_scopes(tmp_path)[0].compatibility
     moved = row.model_copy(update={"source_hardware_label": "2x-nvidia-h100", "n_ok": 0})

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_pipelines.trends import statistics
-from resilience_pipelines.trends.statistics import Interval, mean_ci, median_ci, ratio_of_medians_ci
+from resilience_pipelines.trends.statistics import (
+    Interval,
+    difference_of_medians_ci,
+    mean_ci,
+    median_ci,
+    ratio_of_medians_ci,
+)
 
 times_s = st.floats(min_value=1e-3, max_value=1e4, allow_nan=False)
 samples = st.lists(times_s, min_size=2, max_size=40)
@@ -72,6 +78,8 @@ def test_fewer_than_two_values_have_no_interval(values: list[float]) -> None:
     assert mean_ci(values) is None
     assert ratio_of_medians_ci(values, [1.0, 2.0]) is None
     assert ratio_of_medians_ci([1.0, 2.0], values) is None
+    assert difference_of_medians_ci(values, [1.0, 2.0]) is None
+    assert difference_of_medians_ci([1.0, 2.0], values) is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -138,6 +146,25 @@ def test_ratio_resamples_both_sides_independently() -> None:
     values = [1.0, 2.0, 3.0, 4.0, 5.0]
     interval = the(ratio_of_medians_ci(values, values))
     assert interval.low < 1 < interval.high
+
+
+@given(samples, samples)
+def test_difference_interval_contains_the_difference(above: list[float], less: list[float]) -> None:
+    interval = the(difference_of_medians_ci(above, less))
+    assert interval.low <= interval.estimate <= interval.high
+    assert interval.n == min(len(above), len(less))
+
+
+def test_difference_from_a_constant_is_the_median_moved() -> None:
+    values = [1.0, 2.0, 3.0, 5.0, 8.0]
+    moved, plain = the(difference_of_medians_ci(values, [2.0, 2.0])), the(median_ci(values))
+    assert (moved.estimate, moved.low, moved.high) == (1.0, plain.low - 2, plain.high - 2)
+
+
+def test_difference_resamples_both_sides_independently() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    interval = the(difference_of_medians_ci(values, values))
+    assert interval.low < 0 < interval.high
 
 
 def plain_bootstrap(values: list[float], resamples: int) -> tuple[float, float]:
