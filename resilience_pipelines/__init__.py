@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Collectives,
         Compatibility,
         Experiment,
+        Fanout,
         Result,
         Snapshot,
         compare,
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Benchmark", "Collectives", "Compatibility", "Experiment", "Result", "Snapshot", "__version__",
-    "compare", "run",
+    "Benchmark", "Collectives", "Compatibility", "Experiment", "Fanout", "Result", "Snapshot",
+    "__version__", "compare", "run",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

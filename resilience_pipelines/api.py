@@ -29,8 +29,10 @@ from resilience_pipelines.records import (
     CollectiveMeasurement,
     CollectiveOperation,
     CompatibilityTrial,
+    FanoutRestore,
     FaultRun,
     Outcome,
+    PageCache,
     RunKind,
     RunRecord,
     SnapshotMeasurement,
@@ -38,20 +40,26 @@ from resilience_pipelines.records import (
     Verdict,
 )
 from resilience_pipelines.startup.benchmark import PageCachePolicy, Progress
+from resilience_pipelines.startup.fanout import DEFAULT_WIDTHS
 from resilience_pipelines.upgrades import MAX_SLOWDOWN, Upgrade, judge
 from resilience_pipelines.warehouse.landing import LandedRun, read_landing
 from resilience_pipelines.warehouse.record_frames import record_frames
 from resilience_pipelines.warehouse.stack_figures import find_stack
 
 __all__ = [
-    "Benchmark", "Collectives", "Compatibility", "Experiment", "Result", "Snapshot", "compare",
-    "run",
+    "Benchmark", "Collectives", "Compatibility", "Experiment", "Fanout", "Result", "Snapshot",
+    "compare", "run",
 ]  # fmt: skip
 
 ALL_ARMS: Final = tuple(arm.value for arm in Arm)
 
 Measurement = (
-    StartupMeasurement | SnapshotMeasurement | FaultRun | CompatibilityTrial | CollectiveMeasurement
+    StartupMeasurement
+    | SnapshotMeasurement
+    | FaultRun
+    | CompatibilityTrial
+    | CollectiveMeasurement
+    | FanoutRestore
 )
 
 _FAILED_VERDICTS: Final = (Verdict.FAIL, Verdict.ROLLBACK_FAILED)
@@ -113,7 +121,7 @@ class Result:
         record = self.record
         return (
             *record.startups, *record.snapshots, *record.faults, *record.compatibility,
-            *record.collectives,
+            *record.collectives, *record.fanout,
         )  # fmt: skip
 
     @property
@@ -156,6 +164,11 @@ class Result:
         """One row for each collective at one size, in one life of the ranks."""
         return self._frames["collectives"]
 
+    @property
+    def fanout(self) -> pl.DataFrame:
+        """One row for each of several restores that began together."""
+        return self._frames["fanout"]
+
     @cached_property
     def _frames(self) -> dict[str, pl.DataFrame]:
         return record_frames(self.landed)
@@ -191,6 +204,20 @@ class Result:
                     "outcome",
                     "reason_code",
                     "busbw_bytes_per_s",
+                },
+            ),
+            "fanout": (
+                self.record.fanout,
+                {
+                    "width",
+                    "page_cache_found",
+                    "repeat",
+                    "outcome",
+                    "reason_code",
+                    "total_s",
+                    "wave_s",
+                    "image_bytes",
+                    "disk_bytes_per_s",
                 },
             ),
         }
@@ -352,6 +379,26 @@ class Compatibility(_Job):
     worker: str = "reference"
     snapshots: Sequence[str] = ()
     repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Fanout(_Job):
+    """Restore one snapshot many times at once.
+
+    Args:
+        snapshot: its id; a new one when None.
+        widths: how many at once.
+        page_caches: `cold`, `warm` or both.
+        repeats: waves of each width and page cache.
+    """
+
+    kind = RunKind.FANOUT
+
+    worker: str = "reference"
+    snapshot: str | None = None
+    widths: Sequence[int] = DEFAULT_WIDTHS
+    page_caches: Sequence[str] = (PageCache.COLD.value, PageCache.WARM.value)
+    repeats: int = 3
 
 
 @dataclass(frozen=True)

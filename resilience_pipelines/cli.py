@@ -346,6 +346,37 @@ def run_compatibility(
     _run(fields | {"snapshots": snapshots or []}, launcher, home, as_json)
 
 
+@run_app.command("fanout")
+def run_fanout(
+    snapshot: Annotated[
+        str | None, typer.Argument(help="Id of a snapshot of the local store; a new one if none.")
+    ] = None,
+    worker: WorkerOption = "reference",
+    widths: Annotated[str, typer.Option(help="How many at once, by commas.")] = "1,2,4,8",
+    page_caches: Annotated[
+        str, typer.Option("--page-caches", help="cold, warm or both.")
+    ] = "cold,warm",
+    repeats: Annotated[int, typer.Option(help="Waves of each width and page cache.")] = 3,
+    launcher: LauncherOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore one snapshot many times at once, and measure the disk that it comes from."""
+    _run(
+        {
+            "kind": "fanout",
+            "worker": worker,
+            "snapshot": snapshot,
+            "widths": _split(widths),
+            "page_caches": _split(page_caches),
+            "repeats": repeats,
+        },
+        launcher,
+        home,
+        as_json,
+    )
+
+
 @run_app.command("collectives")
 def run_collectives(
     arms: Annotated[
@@ -1121,6 +1152,10 @@ def _show_record(record: Mapping[str, Any]) -> None:
         (
             "compatibility",
             ("snapshot_id", "predicted_compatible", "outcome", "reason_code", "elapsed_s"),
+        ),
+        (
+            "fanout",
+            ("width", "page_cache_found", "repeat", "outcome", "total_s", "reason_code"),
         ),
         (
             "collectives",

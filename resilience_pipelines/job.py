@@ -44,6 +44,7 @@ from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.job_spec import (
     CollectiveSpec,
     CompatibilitySpec,
+    FanoutSpec,
     FaultSpec,
     JobSpec,
     SnapshotSpec,
@@ -57,6 +58,7 @@ from resilience_pipelines.records import (
     Basis,
     CollectiveMeasurement,
     CompatibilityTrial,
+    FanoutRestore,
     FaultRun,
     RunRecord,
     SnapshotMeasurement,
@@ -73,7 +75,8 @@ from resilience_pipelines.startup.benchmark import (
     prepare_source,
     run_startup,
 )
-from resilience_pipelines.startup.compatibility import run_compatibility
+from resilience_pipelines.startup.compatibility import run_compatibility, stored_of_worker
+from resilience_pipelines.startup.fanout import FanoutPlan, run_fanout
 from resilience_pipelines.telemetry import Telemetry
 from resilience_pipelines.telemetry_nvml import gpu_telemetry
 from resilience_pipelines.warehouse.landing import LandingWriter
@@ -100,6 +103,7 @@ class _Found:
     faults: tuple[FaultRun, ...] = ()
     compatibility: tuple[CompatibilityTrial, ...] = ()
     collectives: tuple[CollectiveMeasurement, ...] = ()
+    fanout: tuple[FanoutRestore, ...] = ()
     unsupported: dict[str, str] | None = None
     simulated: bool = False
     """Whether part of it was measured on a fake cluster."""
@@ -157,6 +161,7 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
             faults=found.faults,
             compatibility=found.compatibility,
             collectives=found.collectives,
+            fanout=found.fanout,
             unsupported=(found.unsupported or {}) | _lost_samples(telemetry),
         )
         with LandingWriter(home.landing, run_id) as writer:
@@ -243,6 +248,26 @@ def _measure(spec: WorkerSpec, context: BenchmarkContext, home: Home, progress: 
         case CompatibilitySpec():
             trials = run_compatibility(spec.snapshots, spec.repeats, context, progress)
             return _Found(compatibility=trials)
+        case FanoutSpec():
+            return _measure_fanout(spec, context, progress)
+
+
+def _measure_fanout(spec: FanoutSpec, context: BenchmarkContext, progress: Progress) -> _Found:
+    plan = FanoutPlan(spec.widths, spec.page_caches, spec.repeats)
+    if context.engine is None:
+        return _Found(unsupported=_unsupported(context))
+    taken: tuple[SnapshotMeasurement, ...] = ()
+    if spec.snapshot is None:
+        progress("source worker and snapshot", 0, len(plan.schedule()))
+        source = prepare_source(context, snapshot=True)
+        taken, snapshot = tuple(source.snapshots), source.snapshot
+        if snapshot is None:
+            return _Found(snapshots=taken)
+    else:
+        context.worker.prepare()
+        snapshot = stored_of_worker(context.engine, spec.snapshot, context.worker.name)
+    result = run_fanout(plan, snapshot, context, progress)
+    return _Found(snapshots=taken, fanout=result.restores, unsupported=result.unsupported)
 
 
 def _measure_faults(

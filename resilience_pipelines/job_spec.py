@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from resilience_pipelines import strict_json
 from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.records import MAX_COUNT, Arm, CollectiveOperation, RunKind
+from resilience_pipelines.records import MAX_COUNT, Arm, CollectiveOperation, PageCache, RunKind
 from resilience_pipelines.startup.benchmark import PageCachePolicy
+from resilience_pipelines.startup.fanout import DEFAULT_WIDTHS
 
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 SleepLevel = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -67,6 +68,20 @@ class CompatibilitySpec(_Spec):
     repeats: Repeats = 1
 
 
+class FanoutSpec(_Spec):
+    """Restore one snapshot many times at once. No snapshot named: a new one."""
+
+    kind: Literal[RunKind.FANOUT] = RunKind.FANOUT
+    snapshot: str | None = None
+    widths: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
+        default=DEFAULT_WIDTHS, min_length=1
+    )
+    page_caches: tuple[PageCache, ...] = Field(
+        default=(PageCache.COLD, PageCache.WARM), min_length=1
+    )
+    repeats: Repeats = 3
+
+
 class CollectiveSpec(BaseModel):
     """Measure the bandwidth of collectives. No arms named: all that this machine's backend has."""
 
@@ -86,7 +101,7 @@ class CollectiveSpec(BaseModel):
     repeats: Repeats = 5
 
 
-WorkerSpec = StartupSpec | FaultSpec | SnapshotSpec | CompatibilitySpec
+WorkerSpec = StartupSpec | FaultSpec | SnapshotSpec | CompatibilitySpec | FanoutSpec
 
 JobSpec = WorkerSpec | CollectiveSpec
 

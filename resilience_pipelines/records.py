@@ -51,6 +51,7 @@ class RunKind(StrEnum):
     SNAPSHOT = "snapshot"
     COMPATIBILITY = "compatibility"
     COLLECTIVES = "collectives"
+    FANOUT = "fanout"
 
 
 class Arm(StrEnum):
@@ -399,6 +400,43 @@ class CollectiveMeasurement(Record):
         return self
 
 
+class FanoutRestore(Record):
+    """One of several restores from one image that began together: a wave."""
+
+    measurement_id: Name
+    snapshot_id: Name
+    width: int = Field(ge=1)
+    """How many began together."""
+    repeat: int = Field(ge=0)
+    """Which wave of this width and page cache it belongs to."""
+    page_cache_requested: PageCache
+    page_cache_found: PageCache
+    page_cache_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Share of the pages of image and weights that were resident just before the wave."""
+    started_at: AwareDatetime
+    """When the wave began."""
+    image_bytes: int = Field(ge=0)
+    disk_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+    """At which the image came from the disk, read in parallel by itself, in the same repeat."""
+    outcome: Outcome
+    reason_code: Name | None = None
+    detail: Detail = ""
+    total_s: Seconds | None = None
+    """From the beginning of this restore to its first token, set when the outcome is ok."""
+    wave_s: Seconds | None = None
+    """From the beginning of the wave to its last first token; None where one failed."""
+    oracle: Oracle
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.outcome is Outcome.OK:
+            if self.total_s is None or self.oracle.verdict is not OracleVerdict.EQUAL:
+                raise ValueError("outcome ok needs total_s and an equal oracle")
+        elif not self.reason_code:
+            raise ValueError("reason_code must be set when the outcome is not ok")
+        return self
+
+
 class EvidenceFile(Record):
     """A file beside `run.json`, with its hash."""
 
@@ -429,6 +467,7 @@ class RunRecord(Record):
     faults: tuple[FaultRun, ...] = ()
     compatibility: tuple[CompatibilityTrial, ...] = ()
     collectives: tuple[CollectiveMeasurement, ...] = ()
+    fanout: tuple[FanoutRestore, ...] = ()
     evidence: tuple[EvidenceFile, ...] = ()
     unsupported: dict[str, Detail] = Field(default_factory=dict)
     """Parts of what was asked that this machine can't do: name -> why."""

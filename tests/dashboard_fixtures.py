@@ -77,6 +77,10 @@ TABLES = {
     "differing_dimensions text[], n bigint, n_ok bigint, n_failed bigint, "
     "predicted_compatible boolean, reason_code text, gate text, median_elapsed_s double, "
     "wasted_gpu_s double, last_at timestamptz",
+    "restore_fanout": f"{SCOPE}, width bigint, page_cache text, n_waves bigint, n bigint, "
+    "n_failed bigint, p50_s double, p50_ci_low_s double, p50_ci_high_s double, p99_s double, "
+    "p50_over_alone double, wave_median_s double, image_median_bytes double, "
+    "restored_median_bytes_per_s double, disk_median_bytes_per_s double, image_from_disk_s double",
     "snapshot_economics": f"{SCOPE}, versus text, gpu_count bigint, n_snapshots bigint, "
     "n_snapshots_failed bigint, take_median_s double, image_median_bytes double, "
     "n_restores bigint, n_other bigint, restore_median_s double, other_median_s double, "
@@ -444,6 +448,7 @@ def _stack_results(
     if image_bytes is not None:
         _snapshots(marts, stack, at + timedelta(hours=1), worker, basis, source, image_bytes)
         _economics(marts, stack, scope, totals, image_bytes)
+        _fanout(marts, scope, image_bytes)
 
 
 def _speedups(marts: Marts, scope: Row, totals: Mapping[str, list[float]]) -> None:
@@ -576,6 +581,22 @@ def _economics(
             saved_ci_high_s=saved * 1.04, restores_to_break_even=math.ceil(3.4 / saved),
             net_saved_s=net, net_saved_gpu_s=stack.gpu_count and net * stack.gpu_count,
         )  # fmt: skip
+
+
+def _fanout(marts: Marts, scope: Row, image_bytes: int) -> None:
+    disk = 2.0e9
+    for cache, factor in (("cold", 1.4), ("warm", 1.0)):
+        for width in (1, 4):
+            middle = factor * (1 + 0.3 * (width - 1))
+            marts.add(
+                "restore_fanout", **scope, width=width, page_cache=cache, n_waves=3, n=3 * width,
+                n_failed=int(width == 4 and cache == "cold"), p50_s=middle,
+                p50_ci_low_s=middle * 0.9, p50_ci_high_s=middle * 1.1, p99_s=middle * 1.3,
+                p50_over_alone=middle / factor, wave_median_s=middle * 1.25,
+                image_median_bytes=float(image_bytes), disk_median_bytes_per_s=disk,
+                restored_median_bytes_per_s=width * image_bytes / (middle * 1.25),
+                image_from_disk_s=image_bytes / disk,
+            )  # fmt: skip
 
 
 FAULTS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from resilience_pipelines.records import (
     CriuStatistics,
     Detection,
     Event,
+    FanoutRestore,
     FaultRun,
     Layer,
     Oracle,
@@ -301,6 +302,40 @@ class RecordFactory:
             environment={"NCCL_ALGO": "Ring"} if arm != "healthy" else {},
         )
 
+    def fanout(
+        self,
+        width: int,
+        totals_s: Sequence[float | None],
+        *,
+        repeat: int = 0,
+        page_cache: PageCache = PageCache.WARM,
+        found: PageCache | None = None,
+        disk_bytes_per_s: float = 1e9,
+    ) -> list[FanoutRestore]:
+        """A wave; a restore without a time failed."""
+        whole = [total for total in totals_s if total is not None]
+        started_at = self._tick(1.0)
+        return [
+            FanoutRestore(
+                measurement_id=f"fanout-{width}-{page_cache}-{repeat}-{place}",
+                snapshot_id="snapshot-a",
+                width=width,
+                repeat=repeat,
+                page_cache_requested=page_cache,
+                page_cache_found=found or page_cache,
+                page_cache_fraction=1.0,
+                started_at=started_at,
+                image_bytes=200_000_000,
+                disk_bytes_per_s=disk_bytes_per_s,
+                outcome=Outcome.FAILED if total is None else Outcome.OK,
+                reason_code="restore_failed" if total is None else None,
+                total_s=total,
+                wave_s=max(whole) if len(whole) == width else None,
+                oracle=NOT_CHECKED if total is None else EQUAL,
+            )
+            for place, total in enumerate(totals_s)
+        ]
+
     def record(
         self,
         kind: RunKind = RunKind.STARTUP,
@@ -311,13 +346,15 @@ class RecordFactory:
         faults: Iterable[FaultRun] = (),
         compatibility: Iterable[CompatibilityTrial] = (),
         collectives: Iterable[CollectiveMeasurement] = (),
+        fanout: Iterable[FanoutRestore] = (),
         unsupported: Mapping[str, str] | None = None,
     ) -> RunRecord:
         """The record of a run that holds these measurements."""
         stack = stack or make_stack()
         startups, snapshots, faults = tuple(startups), tuple(snapshots), tuple(faults)
         compatibility, collectives = tuple(compatibility), tuple(collectives)
-        started = [item.started_at for item in startups]
+        fanout = tuple(fanout)
+        started = [item.started_at for item in (*startups, *fanout)]
         started += [item.started_at for item in (*compatibility, *collectives)]
         started += [item.started_at for item in snapshots]
         started += [item.started_at for item in faults]
@@ -339,6 +376,7 @@ class RecordFactory:
             faults=faults,
             compatibility=compatibility,
             collectives=collectives,
+            fanout=fanout,
             unsupported=dict(unsupported or {}),
         )
 

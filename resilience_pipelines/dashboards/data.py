@@ -27,6 +27,7 @@ from resilience_pipelines.dashboards.rows import (
     DumpRow,
     EconomicsRow,
     EventRow,
+    FanoutRow,
     FaultCountRow,
     FaultRow,
     FaultSummaryRow,
@@ -92,6 +93,7 @@ class Scope:
     dump_phases: tuple[DumpPhaseRow, ...]
     restores: RestoreRow | None
     economics: tuple[EconomicsRow, ...]
+    fanout: tuple[FanoutRow, ...]
     fault_counts: tuple[FaultCountRow, ...]
     faults: tuple[FaultRow, ...]
     clean_controls: int
@@ -201,7 +203,7 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
     variants, phases = by_scope(VariantRow), by_scope(PhaseSummaryRow)
     snapshot_counts, fault_counts = by_scope(SnapshotCountRow), by_scope(FaultCountRow)
     dumps, dump_phases, restores = by_scope(DumpRow), by_scope(DumpPhaseRow), by_scope(RestoreRow)
-    economics = by_scope(EconomicsRow)
+    economics, fanout = by_scope(EconomicsRow), by_scope(FanoutRow)
     fault_summary, coverage = by_scope(FaultSummaryRow), by_scope(CoverageRow)
     clean_controls, compatibility = by_scope(CleanControlsRow), read(CompatibilityRow)
     change_points = [row for row in read(ChangePointRow) if row.decision != Choice.MUTED]
@@ -233,6 +235,7 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
                 dump_phases=dump_phases[key],
                 restores=next(iter(restores[key]), None),
                 economics=economics[key],
+                fanout=fanout[key],
                 fault_counts=fault_counts[key],
                 faults=faults[key],
                 clean_controls=sum(row.n for row in clean_controls[key]),

@@ -123,6 +123,8 @@ class ScopeView:
     snapshot_lines: tuple[tables.SnapshotLine, ...]
     snapshots_left_out: int
     economics_lines: tuple[tables.EconomicsLine, ...]
+    fanout_lines: tuple[tables.FanoutLine, ...]
+    fanout_note: str
     criu_tables: tuple[tables.CriuTable, ...]
     compatibility_lines: tuple[tables.CompatibilityLine, ...]
     compatibility_left_out: int
@@ -139,7 +141,7 @@ class ScopeView:
             "startup": bool(self.arm_lines),
             "trend": self.charts["trend"] is not None,
             "faults": bool(self.scope.fault_counts),
-            "snapshots": bool(self.snapshot_lines or self.compatibility_lines),
+            "snapshots": bool(self.snapshot_lines or self.compatibility_lines or self.fanout_lines),
             "quality": bool(self.quality_lines),
         }
         return tuple(name for name in TITLES if held.get(name))
@@ -320,6 +322,8 @@ def _scope(
         snapshot_lines=tables.snapshot_lines(scope.snapshots[:MOST_SNAPSHOTS]),
         snapshots_left_out=max(sum(row.n for row in scope.snapshot_counts) - MOST_SNAPSHOTS, 0),
         economics_lines=tables.economics_lines(scope.economics),
+        fanout_lines=tables.fanout_lines(scope.fanout),
+        fanout_note=tables.fanout_note(scope.fanout),
         criu_tables=tables.criu_tables(scope),
         compatibility_lines=tables.compatibility_lines(
             scope.compatibility[:MOST_COMPATIBILITY], scope.stack.stack_key

@@ -31,6 +31,7 @@ def raw_tables(scope: Scope, most: Mapping[str, int]) -> dict[str, Table]:
         "verdicts": scope.fault_summary,
         "coverage": scope.coverage,
         "economics": scope.economics,
+        "fanout": scope.fanout,
         "snapshots": scope.snapshots,
         "compatibility": scope.compatibility,
         "quality": scope.quality,

@@ -511,6 +511,30 @@ class EconomicsRow(ScopedRow):
     """None without a GPU."""
 
 
+class FanoutRow(ScopedRow):
+    """Restores from one image that began together, by their number and the page cache found."""
+
+    TABLE: ClassVar[str] = "restore_fanout"
+    ORDER: ClassVar[str] = "page_cache, width"
+
+    width: int
+    page_cache: Text
+    n_waves: Count
+    n: Count
+    n_failed: Count
+    p50_s: float | None
+    p50_ci_low_s: float | None
+    p50_ci_high_s: float | None
+    p99_s: float | None
+    p50_over_alone: float | None
+    """None where one alone was not measured with this page cache."""
+    wave_median_s: float | None
+    restored_median_bytes_per_s: float | None
+    disk_median_bytes_per_s: float
+    image_median_bytes: float
+    image_from_disk_s: float
+
+
 class FaultCountRow(ScopedRow):
     """How many experiments ended alike."""
 

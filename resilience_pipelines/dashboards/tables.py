@@ -22,6 +22,7 @@ from resilience_pipelines.dashboards.rows import (
     CoverageRow,
     CriuSummaryRow,
     EconomicsRow,
+    FanoutRow,
     FaultCountRow,
     FaultRow,
     FaultSummaryRow,
@@ -505,6 +506,58 @@ def _break_even(row: EconomicsRow) -> Chip:
 
 def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)
+
+
+@dataclass(frozen=True)
+class FanoutLine:
+    """Restores from one image that began together."""
+
+    width: str
+    page_cache: str
+    n: str
+    failed: tuple[Chip, ...]
+    middle: Estimate
+    slowest: str
+    over_alone: str
+    wave: str
+    rate: str
+
+
+def fanout_lines(rows: Sequence[FanoutRow]) -> tuple[FanoutLine, ...]:
+    """Waves as given."""
+    return tuple(
+        FanoutLine(
+            width=words.number(row.width),
+            page_cache=words.spoken(row.page_cache),
+            n=f"{words.number(row.n)} in {words.plural(row.n_waves, 'wave')}",
+            failed=(Chip(Status.BAD, f"{row.n_failed} failed"),) if row.n_failed else (),
+            middle=_estimate(row.p50_s, row.p50_ci_low_s, row.p50_ci_high_s),
+            slowest=words.seconds(row.p99_s),
+            over_alone=words.times(row.p50_over_alone),
+            wave=words.seconds(row.wave_median_s),
+            rate=_rate(row.restored_median_bytes_per_s),
+        )
+        for row in rows
+    )
+
+
+def fanout_note(rows: Sequence[FanoutRow]) -> str:
+    """What the disk gives, and what that means for one image."""
+    if not rows:
+        return ""
+    slowest = min(rows, key=lambda row: row.disk_median_bytes_per_s)
+    fastest = max(rows, key=lambda row: row.disk_median_bytes_per_s)
+    low, high = (_rate(row.disk_median_bytes_per_s) for row in (slowest, fastest))
+    return (
+        f"Read by itself, with none of it in the page cache, the image of "
+        f"{words.size(round(slowest.image_median_bytes))} came from the disk at "
+        f"{low if low == high else f'{low} to {high}'}, in "
+        f"{words.seconds(slowest.image_from_disk_s)} at most."
+    )
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return words.MISSING if bytes_per_s is None else f"{words.size(round(bytes_per_s))}/s"
 
 
 @dataclass(frozen=True)

@@ -61,16 +61,23 @@ def _choose(names: Sequence[str], engine: SnapshotEngine, worker: str) -> list[S
                 mend=f"Take one first: `resilience snapshot create --worker {worker}`.",
             )  # fmt: skip
         return chosen
-    chosen = [engine.store.get(name) for name in names]
-    for item in chosen:
-        if item.manifest.worker != worker:
-            raise InputError(
-                "snapshots",
-                item.manifest.snapshot_id,
-                f"it is of the worker {item.manifest.worker}",
-                mend=f"Give --worker {item.manifest.worker}, or snapshots of {worker}.",
-            )
-    return chosen
+    return [stored_of_worker(engine, name, worker) for name in names]
+
+
+def stored_of_worker(engine: SnapshotEngine, name: str, worker: str) -> StoredSnapshot:
+    """A stored snapshot by its id.
+
+    Raises:
+        InputError: it is of another worker, or there is no such one.
+        SnapshotError: its manifest can't be used.
+    """
+    found = engine.store.get(name)
+    if found.manifest.worker != worker:
+        raise InputError(
+            "snapshots", name, f"it is of the worker {found.manifest.worker}",
+            mend=f"Give --worker {found.manifest.worker}, or snapshots of {worker}.",
+        )  # fmt: skip
+    return found
 
 
 def _try(

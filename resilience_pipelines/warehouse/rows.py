@@ -17,6 +17,7 @@ from resilience_pipelines.records import (
     CollectiveMeasurement,
     CompatibilityTrial,
     CriuStatistics,
+    FanoutRestore,
     FaultRun,
     Oracle,
     Phase,
@@ -97,6 +98,7 @@ def record_rows(
         ],
         "compatibility": [_compatibility(run, item) for item in record.compatibility],
         "collectives": [_collective(run, item) for item in record.collectives],
+        "fanout": [_fanout(run, item) for item in record.fanout],
         "evidence": [{"run_id": run} | file.model_dump() for file in record.evidence],
     }  # fmt: skip
 
@@ -146,6 +148,10 @@ def _collective(run_id: str, item: CollectiveMeasurement) -> Row:
         "transports": list(item.transports),
         "environment": _json(item.environment),
     }
+
+
+def _fanout(run_id: str, item: FanoutRestore) -> Row:
+    return {"run_id": run_id, **item.model_dump(exclude={"oracle"}), **_oracle(item.oracle)}
 
 
 def _phases(run_id: str, item: StartupMeasurement | SnapshotMeasurement) -> list[Row]:

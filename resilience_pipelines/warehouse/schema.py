@@ -360,6 +360,35 @@ create table raw.collectives (
 );
 """,
     ),
+    Migration(
+        6,
+        "many restores at once",
+        """
+create table raw.fanout (
+    run_id varchar not null,
+    measurement_id varchar not null,
+    snapshot_id varchar not null,
+    width bigint not null,
+    repeat bigint not null,
+    page_cache_requested varchar not null,
+    page_cache_found varchar not null,
+    page_cache_fraction double,
+    started_at timestamptz not null,
+    image_bytes bigint not null,
+    disk_bytes_per_s double not null,
+    outcome varchar not null,
+    reason_code varchar,
+    detail varchar not null,
+    total_s double,
+    wave_s double,
+    oracle_verdict varchar not null,
+    oracle_tokens bigint,
+    oracle_first_difference bigint,
+    oracle_max_logprob_difference double,
+    oracle_detail varchar not null
+);
+""",
+    ),
 )
 
 SIDE_TABLES: Final = (
@@ -382,6 +411,7 @@ RECORD_TABLES: Final = (
     "fault_events",
     "compatibility",
     "collectives",
+    "fanout",
     "evidence",
 )
 """Tables that get a run's own rows. A stack is shared by runs, and samples come as Parquet."""

@@ -28,6 +28,7 @@ from resilience_pipelines.records import (
     Layer,
     OracleVerdict,
     Outcome,
+    PageCache,
     RunKind,
     RunRecord,
     StartupMeasurement,
@@ -185,6 +186,19 @@ def make_records() -> list[RunRecord]:
                 factory.collective("slow_link", 1, busbw=None),
                 factory.collective("slow_link", 2, busbw=1e8, size=2**16),
                 factory.collective("bridge", 3, busbw=None),
+            ],
+        )
+    )
+    records.append(
+        factory.record(
+            RunKind.FANOUT,
+            stack=OLD,
+            fanout=[
+                *factory.fanout(1, [2.0], repeat=0),
+                *factory.fanout(1, [4.0], repeat=1, disk_bytes_per_s=2e9),
+                *factory.fanout(2, [5.0, 7.0], repeat=0),
+                *factory.fanout(2, [6.0, None], repeat=1),
+                *factory.fanout(2, [9.0, 8.0], page_cache=PageCache.COLD, found=PageCache.MIXED),
             ],
         )
     )
@@ -467,6 +481,22 @@ def test_speedup_is_against_each_arm_and_the_best_start_from_nothing(home: Home)
             (ratio.low, ratio.high) if ratio else (None, None)
         )
     assert any(row["ci_low"] is None for row in found.values()), "one start has no interval"
+
+
+def test_restores_at_once_are_told_apart_by_their_number_and_the_page_cache_found(
+    home: Home,
+) -> None:
+    found = {(row["width"], row["page_cache"]): row for row in rows(home, "from restore_fanout")}
+    assert set(found) == {(1, "warm"), (2, "warm"), (2, "mixed")}
+    alone, two, mixed = found[1, "warm"], found[2, "warm"], found[2, "mixed"]
+    assert (alone["n_waves"], alone["n"], alone["p50_s"], alone["p99_s"]) == (2, 2, 3.0, 4.0)
+    assert alone["disk_median_bytes_per_s"] == 1.5e9
+    assert (two["n_waves"], two["n"], two["n_failed"]) == (2, 3, 1)
+    assert (two["p50_s"], two["p99_s"], two["wave_median_s"]) == (6.0, 7.0, 7.0)
+    assert two["p50_over_alone"] == 2.0
+    assert two["restored_median_bytes_per_s"] == pytest.approx(2 * 2e8 / 7.0)
+    assert two["image_from_disk_s"] == pytest.approx(0.2)
+    assert mixed["p50_over_alone"] is None
 
 
 def test_a_snapshot_pays_off_with_the_restore_that_gave_its_time_back(home: Home) -> None:

@@ -330,6 +330,19 @@ def test_a_snapshot_that_saves_no_time_never_pays_off(tmp_path: Path) -> None:
     assert line.take.endswith("2 failed")
 
 
+def test_restores_at_once_stand_beside_what_the_disk_gives(tmp_path: Path) -> None:
+    scope = engine_scopes(tmp_path)[0]
+    cold, four_cold, warm, four_warm = tables.fanout_lines(scope.fanout)
+    assert [line.width for line in (cold, four_cold)] == ["1", "4"]
+    assert (cold.page_cache, warm.page_cache) == ("cold", "warm")
+    assert four_cold.failed == (tables.Chip(Status.BAD, "1 failed"),)
+    assert four_warm.failed == ()
+    assert plain(four_warm.n) == "12 in 3 waves"
+    assert plain(four_warm.slowest) == "2.47 s"
+    assert "at 1.86 GiB/s, in 2.95 s at most" in plain(tables.fanout_note(scope.fanout))
+    assert tables.fanout_note(()) == ""
+
+
 def test_another_machine_is_named_where_a_snapshot_moved(tmp_path: Path) -> None:
     (row,) = engine_scopes(tmp_path)[0].compatibility
     moved = row.model_copy(update={"source_hardware_label": "2x-nvidia-h100", "n_ok": 0})

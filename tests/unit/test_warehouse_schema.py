@@ -17,6 +17,7 @@ from resilience_pipelines.records import (
     Detection,
     Event,
     EvidenceFile,
+    FanoutRestore,
     FaultRun,
     Oracle,
     Phase,
@@ -50,6 +51,7 @@ def full_rows() -> dict[str, list[dict[str, object]]]:
         faults=[factory.fault()],
         compatibility=[factory.compatibility_trial()],
         collectives=[factory.collective()],
+        fanout=factory.fanout(1, [1.0]),
     )
     record = record.model_copy(
         update={"evidence": (EvidenceFile(path="a", bytes=1, sha256="0" * 64),)}
@@ -89,10 +91,12 @@ def fields(model: type[BaseModel], *without: str, prefix: str = "") -> set[str]:
                 "faults",
                 "compatibility",
                 "collectives",
+                "fanout",
                 "evidence",
             ),
         ),
         ("collectives", fields(CollectiveMeasurement)),
+        ("fanout", fields(FanoutRestore, "oracle") | fields(Oracle, prefix="oracle_")),
         (
             "compatibility",
             fields(CompatibilityTrial, "source_stack", "oracle") | fields(Oracle, prefix="oracle_"),
