@@ -59,6 +59,10 @@ class StartupConfig(dg.Config):
     sleep_levels: list[int] = Field(
         default=[], description="Levels of the arm `sleep_wake`; the worker's default when empty."
     )
+    snapshot: str | None = Field(
+        default=None, description="Id of a stored snapshot to restore; one that this run takes "
+        "when not set.",
+    )  # fmt: skip
     port: int | None = Field(
         default=None, description="Port of the worker on loopback; a free one when not set."
     )

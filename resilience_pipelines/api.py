@@ -300,6 +300,7 @@ class Benchmark(_Job):
         cold_repeats: starts of the arm `cold`, where it shall differ.
         page_cache: before each start: `auto`, `cold`, `warm`, `as_found`.
         sleep_levels: levels of the arm `sleep_wake`; the worker's default when empty.
+        snapshot: id of a stored snapshot to restore; one that this run takes when None.
         port: of the worker on loopback; a free one when None.
 
     Raises:
@@ -314,6 +315,7 @@ class Benchmark(_Job):
     cold_repeats: int | None = None
     page_cache: str = PageCachePolicy.AUTO.value
     sleep_levels: Sequence[int] = ()
+    snapshot: str | None = None
     port: int | None = None
 
 

@@ -170,6 +170,10 @@ def run_startup(
     sleep_levels: Annotated[
         str, typer.Option(help="Sleep levels of the arm sleep_wake, separated by commas.")
     ] = "",
+    snapshot: Annotated[
+        str | None, typer.Option(help="Restore this stored snapshot, whoever took it; by default "
+                                      "one that this run takes.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the worker on loopback.")] = None,
     launcher: LauncherOption = None,
     home: HomeOption = None,
@@ -185,6 +189,7 @@ def run_startup(
             "cold_repeats": cold_repeats,
             "page_cache": page_cache,
             "sleep_levels": _split(sleep_levels),
+            "snapshot": snapshot,
             "port": port,
         },
         launcher,

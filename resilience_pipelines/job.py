@@ -73,9 +73,10 @@ from resilience_pipelines.startup.benchmark import (
     Source,
     StartupPlan,
     prepare_source,
+    require_worker,
     run_startup,
 )
-from resilience_pipelines.startup.compatibility import run_compatibility, stored_of_worker
+from resilience_pipelines.startup.compatibility import run_compatibility
 from resilience_pipelines.startup.fanout import FanoutPlan, run_fanout
 from resilience_pipelines.telemetry import Telemetry
 from resilience_pipelines.telemetry_nvml import gpu_telemetry
@@ -235,6 +236,7 @@ def _measure(spec: WorkerSpec, context: BenchmarkContext, home: Home, progress: 
                 cold_repeats=spec.cold_repeats,
                 page_cache=spec.page_cache,
                 sleep_levels=spec.sleep_levels,
+                snapshot=spec.snapshot,
             )
             result = run_startup(plan, context, progress)
             return _Found(result.startups, result.snapshots, unsupported=result.unsupported)
@@ -265,7 +267,8 @@ def _measure_fanout(spec: FanoutSpec, context: BenchmarkContext, progress: Progr
             return _Found(snapshots=taken)
     else:
         context.worker.prepare()
-        snapshot = stored_of_worker(context.engine, spec.snapshot, context.worker.name)
+        snapshot = context.engine.store.get(spec.snapshot)
+        require_worker(snapshot, context.worker)
     result = run_fanout(plan, snapshot, context, progress)
     return _Found(snapshots=taken, fanout=result.restores, unsupported=result.unsupported)
 

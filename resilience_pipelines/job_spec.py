@@ -38,6 +38,9 @@ class StartupSpec(_Spec):
     cold_repeats: Repeats | None = None
     page_cache: PageCachePolicy = PageCachePolicy.AUTO
     sleep_levels: tuple[SleepLevel, ...] = ()
+    snapshot: str | None = None
+    """Id of a stored snapshot that the arm `restore` restores, whoever took it; one of the run's
+    own source when None."""
 
 
 class FaultSpec(_Spec):

@@ -61,6 +61,9 @@ THROUGHPUT_REQUESTS = 1
 CUDA_SUSPEND = "cuda_suspend"
 """Variant of `sleep_wake` in which the driver moves what sleep leaves on the device, too."""
 
+OTHER_STACK = "other_stack"
+"""Variant of `restore` whose image was made on another stack than the one it is restored on."""
+
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done and how many there are."""
 
@@ -83,9 +86,11 @@ class StartupPlan:
         repeats: starts of each arm.
         cold_repeats: starts of the arm `cold`, where it shall differ.
         sleep_levels: levels of the arm `sleep_wake`; the worker's default level when empty.
+        snapshot: id of a stored snapshot for the arm `restore`, whoever took it; one of this run's
+            own source when None.
 
     Raises:
-        InputError: no arm, an arm twice, or fewer than one repeat.
+        InputError: no arm, an arm twice, fewer than one repeat, or a snapshot and no restore.
     """
 
     arms: tuple[Arm, ...] = tuple(Arm)
@@ -93,6 +98,7 @@ class StartupPlan:
     cold_repeats: int | None = None
     page_cache: PageCachePolicy = PageCachePolicy.AUTO
     sleep_levels: tuple[int, ...] = ()
+    snapshot: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("repeats", "cold_repeats"):
@@ -103,6 +109,11 @@ class StartupPlan:
             raise InputError(
                 "arms", [str(arm) for arm in self.arms], "each arm has to be named once",
                 mend=f"Choose from {', '.join(Arm)}.",
+            )  # fmt: skip
+        if self.snapshot is not None and Arm.RESTORE not in self.arms:
+            raise InputError(
+                "snapshot", self.snapshot, "no arm of the plan restores it",
+                mend=f"Name the arm {Arm.RESTORE}, or no snapshot.",
             )  # fmt: skip
 
     def repeats_of(self, arm: Arm) -> int:
@@ -174,7 +185,7 @@ class Source:
     """The worker that the benchmark compares with: its answer, its speed and its snapshot."""
 
     answer: RecordedAnswer
-    throughput_tokens_per_s: float
+    throughput_tokens_per_s: float | None
     snapshots: list[SnapshotMeasurement] = field(default_factory=list)
     snapshot: StoredSnapshot | None = None
 
@@ -314,11 +325,20 @@ class _Run:
     def prepare(self) -> None:
         """Start the source, as the first cold start if it is one, and take its snapshot.
 
+        A stored snapshot stands for the source: with it, nothing is started that the plan does not
+        measure, and every start is checked with the answer that the snapshot holds.
+
         Raises:
+            InputError: there is no such snapshot, or it is of another worker.
             ResilienceError: it does not start or does not answer.
         """
         context = self._context
         context.worker.prepare()
+        stored = self._stored_source()
+        if stored is not None:
+            self.source = stored
+            if self._plan.arms == (Arm.RESTORE,):
+                return
         cold = Arm.COLD in self._plan.arms and not any(context.warm_cache.iterdir())
         with ExitStack() as owner:
             running: RunningWorker | Unstarted
@@ -329,12 +349,24 @@ class _Run:
                 running = owner.enter_context(self._start_source().running)
             if isinstance(running, Unstarted):
                 raise running.error
-            if Arm.RESTORE in self._plan.arms:
+            if Arm.RESTORE in self._plan.arms and stored is None:
                 level = context.worker.snapshot_sleep_level
                 _take_snapshot(context, running, self.source, level)
 
+    def _stored_source(self) -> Source | None:
+        """What a stored snapshot tells of its source; None where the plan names none."""
+        name, engine = self._plan.snapshot, self._context.engine
+        if name is None or engine is None:
+            return None
+        snapshot = engine.store.get(name)
+        require_worker(snapshot, self._context.worker)
+        manifest = snapshot.manifest
+        return Source(manifest.answer, manifest.throughput_tokens_per_s, snapshot=snapshot)
+
     def _start_source(self) -> Started:
-        started, self.source = _start_source(self._context)
+        started, source = _start_source(self._context)
+        if self._plan.snapshot is None or self._context.engine is None:
+            self.source = source  # else that of the stored snapshot stays
         return started
 
     def measure(self, repeat: int, arm: Arm) -> None:
@@ -399,6 +431,11 @@ class _Run:
         images = [snapshot.folder / file.path for file in snapshot.manifest.files]
         draft = self._draft(Arm.RESTORE, repeat, [*images, *context.worker.weight_files()])
         draft["snapshot_id"] = snapshot.manifest.snapshot_id
+        if snapshot.manifest.stack.key != context.stack.key:
+            # Not the experiment whose image was made here: it has a series of its own.
+            draft["variant"] = "_".join(
+                str(name) for name in (draft["variant"], OTHER_STACK) if name
+            )
         draft["throughput_before_tokens_per_s"] = self.source.throughput_tokens_per_s
         engine, evidence = context.engine, context.evidence
         with ExitStack() as owner:
@@ -535,6 +572,20 @@ class _Run:
 
     def _append(self, draft: dict[str, object], **facts: object) -> None:
         self.startups.append(StartupMeasurement.model_validate(draft | facts))
+
+
+def require_worker(snapshot: StoredSnapshot, worker: Worker) -> None:
+    """Check that a snapshot is of a worker.
+
+    Raises:
+        InputError: it is of another one.
+    """
+    found = snapshot.manifest.worker
+    if found != worker.name:
+        raise InputError(
+            "snapshot", snapshot.manifest.snapshot_id, f"it is of the worker {found}",
+            mend=f"Give --worker {found}, or a snapshot of {worker.name}.",
+        )  # fmt: skip
 
 
 def reason_of(error: ResilienceError) -> str:

@@ -20,8 +20,14 @@ from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import StoredSnapshot
 from resilience_pipelines.startup.arms import restore_worker
-from resilience_pipelines.startup.benchmark import BenchmarkContext, Progress, reason_of
+from resilience_pipelines.startup.benchmark import (
+    BenchmarkContext,
+    Progress,
+    reason_of,
+    require_worker,
+)
 from resilience_pipelines.stopwatch import Stopwatch
+from resilience_pipelines.workers.base import Worker
 from resilience_pipelines.workers.oracle import NOT_CHECKED, check_answer
 from resilience_pipelines.workers.process import RunningWorker
 
@@ -41,7 +47,7 @@ def run_compatibility(
     """
     if context.engine is None:
         raise UnsupportedError(context.no_engine_why, mend="`resilience doctor` says more.")
-    chosen = _choose(snapshots, context.engine, context.worker.name)
+    chosen = _choose(snapshots, context.engine, context.worker)
     trials = []
     for repeat in range(repeats):
         for index, snapshot in enumerate(chosen):
@@ -52,32 +58,19 @@ def run_compatibility(
     return tuple(trials)
 
 
-def _choose(names: Sequence[str], engine: SnapshotEngine, worker: str) -> list[StoredSnapshot]:
+def _choose(names: Sequence[str], engine: SnapshotEngine, worker: Worker) -> list[StoredSnapshot]:
     if not names:
-        chosen = [item for item in engine.store.all() if item.manifest.worker == worker]
+        chosen = [item for item in engine.store.all() if item.manifest.worker == worker.name]
         if not chosen:
             raise InputError(
-                "snapshots", "all", f"the store has none of the worker {worker}",
-                mend=f"Take one first: `resilience snapshot create --worker {worker}`.",
+                "snapshots", "all", f"the store has none of the worker {worker.name}",
+                mend=f"Take one first: `resilience snapshot create --worker {worker.name}`.",
             )  # fmt: skip
         return chosen
-    return [stored_of_worker(engine, name, worker) for name in names]
-
-
-def stored_of_worker(engine: SnapshotEngine, name: str, worker: str) -> StoredSnapshot:
-    """A stored snapshot by its id.
-
-    Raises:
-        InputError: it is of another worker, or there is no such one.
-        SnapshotError: its manifest can't be used.
-    """
-    found = engine.store.get(name)
-    if found.manifest.worker != worker:
-        raise InputError(
-            "snapshots", name, f"it is of the worker {found.manifest.worker}",
-            mend=f"Give --worker {found.manifest.worker}, or snapshots of {worker}.",
-        )  # fmt: skip
-    return found
+    chosen = [engine.store.get(name) for name in names]
+    for item in chosen:
+        require_worker(item, worker)
+    return chosen
 
 
 def _try(

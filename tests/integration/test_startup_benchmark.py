@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from resilience_pipelines.records import Arm, OracleVerdict, Outcome, PageCache,
 from resilience_pipelines.snapshots.device import DeviceEngine, NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotReason
+from resilience_pipelines.snapshots.store import StoredSnapshot
 from resilience_pipelines.startup.benchmark import (
     BenchmarkContext,
     PageCachePolicy,
@@ -30,6 +31,7 @@ from resilience_pipelines.stopwatch import Stopwatch
 from resilience_pipelines.telemetry import Reading, Telemetry
 from resilience_pipelines.workers.base import LaunchPlan
 from resilience_pipelines.workers.space import SpaceSupport
+from tests.support.snapshots import put
 from tests.support.workers import ContractWorker
 
 
@@ -91,6 +93,70 @@ def test_every_arm_is_measured_as_often_as_asked_with_an_equal_oracle(
     assert set(samples["subject"]) <= {m.measurement_id for m in result.startups}
     assert set(samples["series"]) == {"worker_resident_memory", "worker_cpu_time"}
     assert list(context.scratch.iterdir()) == []
+
+
+def stored(context: BenchmarkContext) -> StoredSnapshot:
+    """A snapshot that an earlier run left in the store."""
+    snapshot = prepare_source(context, snapshot=True).snapshot
+    assert snapshot is not None
+    return snapshot
+
+
+def test_a_stored_snapshot_is_restored_and_nothing_else_is_started(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, engine)
+    snapshot = stored(context)
+    worker = CountedWorker()
+    later = replace(context, worker=worker)
+    result = measure(later, StartupPlan((Arm.RESTORE,), 2, snapshot=snapshot.manifest.snapshot_id))
+    assert [(m.outcome, m.arm, m.variant) for m in result.startups] == [
+        (Outcome.OK, Arm.RESTORE, None)
+    ] * 2, result.startups
+    assert {m.snapshot_id for m in result.startups} == {snapshot.manifest.snapshot_id}
+    assert all(m.oracle.verdict is OracleVerdict.EQUAL for m in result.startups)
+    assert result.snapshots == ()
+    assert worker.ports == []
+
+
+def test_all_arms_are_checked_with_the_stored_snapshot_s_answer(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, engine)
+    snapshot = stored(context)
+    wrong = snapshot.manifest.answer.model_copy(
+        update={"token_ids": tuple(number + 1 for number in snapshot.manifest.answer.token_ids)}
+    )
+    manifest = snapshot.manifest.model_copy(update={"answer": wrong})
+    (snapshot.folder / "manifest.json").write_text(manifest.model_dump_json())
+    result = measure(
+        context, StartupPlan((Arm.WARM_CACHE, Arm.RESTORE), 1, snapshot=manifest.snapshot_id)
+    )
+    assert {(m.arm, m.reason_code) for m in result.startups} == {
+        (Arm.WARM_CACHE, SnapshotReason.WRONG_ANSWER), (Arm.RESTORE, SnapshotReason.WRONG_ANSWER),
+    }  # fmt: skip
+
+
+def test_a_snapshot_of_another_stack_has_a_series_of_its_own(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, engine)
+    name = stored(context).manifest.snapshot_id
+    moved = replace(context, stack=context.stack.model_copy(update={"storage_kind": "elsewhere"}))
+    (start,) = measure(moved, StartupPlan((Arm.RESTORE,), 1, snapshot=name)).startups
+    assert (start.outcome, start.variant) == (Outcome.OK, "other_stack")
+
+
+def test_a_snapshot_that_is_not_there_or_not_this_worker_s_is_refused(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, support, engine)
+    missing = "snap-20260101T000000Z-00000000"
+    with pytest.raises(InputError, match="snapshot"):
+        measure(context, StartupPlan((Arm.RESTORE,), 1, snapshot=missing))
+    foreign = put(engine.store).manifest.snapshot_id
+    with pytest.raises(InputError, match="of the worker reference"):
+        measure(context, StartupPlan((Arm.RESTORE,), 1, snapshot=foreign))
 
 
 class Stopping:

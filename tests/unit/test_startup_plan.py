@@ -101,3 +101,8 @@ def test_no_files_have_no_residency(tmp_path: Path) -> None:
     assert page_cache.resident_fraction([]) is None
     assert page_cache.resident_fraction([empty]) is None
     assert page_cache.classify(None) is PageCache.UNKNOWN
+
+
+def test_a_snapshot_that_no_arm_restores_is_refused() -> None:
+    with pytest.raises(InputError, match="snapshot"):
+        StartupPlan((Arm.COLD,), snapshot="snap-20260101T000000Z-00000000")
