@@ -242,7 +242,7 @@ def copy_landing(folder: Path, landing: Path) -> Path:
 
 def _move_in(content: Path, landing: Path, run_id: str) -> Path:
     """Give a whole folder its final name, for good: it is found there after a power failure."""
-    day = landing / f"date={landing_date(run_id)}"
+    day = landing_folder(landing, run_id).parent
     day.mkdir(exist_ok=True)
     final = day / run_id
     content.rename(final)
@@ -250,6 +250,11 @@ def _move_in(content: Path, landing: Path, run_id: str) -> Path:
     for folder in (day, landing, landing.parent):
         sync(folder)
     return final
+
+
+def landing_folder(landing: Path, run_id: str) -> Path:
+    """Where a run's folder lies in a landing zone, whether it has landed or not."""
+    return landing / f"date={landing_date(run_id)}" / run_id
 
 
 def landing_date(run_id: str) -> str:

@@ -61,14 +61,15 @@ class _Response:
         self.data = data
 
 
-def test_every_field_is_one_that_the_api_knows() -> None:
-    """The official client's models keep what they know, and drop the rest without a word."""
-    manifest = build()
+def known(manifest: dict[str, Any]) -> Any:
+    """What the official client's models keep: they drop the rest without a word."""
     api = client.ApiClient()
-    known = api.sanitize_for_serialization(
-        api.deserialize(_Response(json.dumps(manifest)), "V1Job")
-    )
-    assert dropped_fields(manifest, known) == []
+    return api.sanitize_for_serialization(api.deserialize(_Response(json.dumps(manifest)), "V1Job"))
+
+
+def test_every_field_is_one_that_the_api_knows() -> None:
+    manifest = build()
+    assert dropped_fields(manifest, known(manifest)) == []
 
 
 def test_the_specification_comes_whole_through_the_environment() -> None:
@@ -127,6 +128,17 @@ def test_without_privileges_every_capability_is_dropped_but_those_named() -> Non
     context = pod(manifest)["containers"][0]["securityContext"]
     assert context["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
     assert context["privileged"] is False
+    assert not {"seccompProfile", "appArmorProfile"} & set(context)
+
+
+def test_profiles_are_those_of_the_settings() -> None:
+    manifest = build(
+        security={"capabilities": ["SYS_ADMIN"], "seccomp": "Unconfined", "apparmor": "Unconfined"}
+    )
+    context = pod(manifest)["containers"][0]["securityContext"]
+    assert context["seccompProfile"] == {"type": "Unconfined"}
+    assert context["appArmorProfile"] == {"type": "Unconfined"}
+    assert dropped_fields(manifest, known(manifest)) == []
 
 
 @pytest.mark.parametrize("kind", list(RunKind))

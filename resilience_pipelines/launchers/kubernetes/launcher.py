@@ -55,6 +55,7 @@ from resilience_pipelines.launchers.kubernetes.manifest import (
     build_job,
     job_name,
 )
+from resilience_pipelines.launchers.kubernetes.origin import NodeRule, node_rule
 from resilience_pipelines.launchers.kubernetes.phases import pod_phases
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
 from resilience_pipelines.launchers.kubernetes.state import Look, PodState
@@ -68,7 +69,7 @@ from resilience_pipelines.launchers.launcher import (
 from resilience_pipelines.launches import LaunchRecord, home_id, is_recorded, write_launch
 from resilience_pipelines.records import Basis, new_run_id
 from resilience_pipelines.startup.benchmark import Progress
-from resilience_pipelines.warehouse.landing import copy_landing, landing_date
+from resilience_pipelines.warehouse.landing import copy_landing, landing_folder
 
 _DRAIN_S: Final = 10.0
 _EXCERPT_LINES: Final = 20
@@ -101,15 +102,16 @@ def run_on_kubernetes(
     Raises:
         ClusterError: the cluster did not let it end well; its `kind` says how.
         JobError: with the job's own reason and exit code.
-        InputError: no cluster is named.
+        InputError: no cluster is named, or the node of a snapshot is not known and matters.
     """
     _require_zone(home, settings)
+    rule = node_rule(spec, home, settings.restore_node)
     with contextlib.closing(connect(settings)) as cluster:
         for orphan in clean_orphans(cluster, home):
             tell(f"Removed the job of run {orphan}, whose launcher was killed.")
         run_id = new_run_id(spec.kind)
         with followed(home, run_id):
-            run = _Run(spec, home, cluster, run_id, _facts(cluster), tell)
+            run = _Run(spec, home, cluster, run_id, _facts(cluster), rule, tell)
             return run.result(progress)
 
 
@@ -196,7 +198,7 @@ class _Place:
         return self._zone / OUTCOMES / f"{self.run_id}.json"
 
     def _below(self, zone: Path) -> Path:
-        return zone / f"date={landing_date(self.run_id)}" / self.run_id
+        return landing_folder(zone, self.run_id)
 
 
 @dataclass
@@ -234,6 +236,7 @@ class _Run:
         cluster: Cluster,
         run_id: str,
         facts: ClusterFacts,
+        rule: NodeRule | None,
         tell: Callable[[str], None],
     ) -> None:
         self._spec = spec
@@ -241,6 +244,7 @@ class _Run:
         self._cluster = cluster
         self._run_id = run_id
         self._facts = facts
+        self._rule = rule
         self._tell = tell
         self._deadlines = cluster.settings.deadlines
         self._place = _Place(home, cluster.settings, run_id)
@@ -267,7 +271,7 @@ class _Run:
     def _create(self) -> None:
         manifest = build_job(
             self._spec, self._run_id, home_id(self._home), self._cluster.settings, self._facts,
-            own_pod(),
+            own_pod(), self._rule,
         )  # fmt: skip
         created = self._cluster.create_job(manifest)
         if created.dropped:

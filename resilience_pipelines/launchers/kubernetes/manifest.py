@@ -18,6 +18,7 @@ from typing import Any, Final
 from resilience_pipelines import job_environment
 from resilience_pipelines.job_spec import JobSpec
 from resilience_pipelines.launchers.kubernetes.nodes import affinity, wanted_labels
+from resilience_pipelines.launchers.kubernetes.origin import NodeRule
 from resilience_pipelines.launchers.kubernetes.settings import (
     KubernetesSettings,
     TolerationSettings,
@@ -86,8 +87,13 @@ def build_job(
     settings: KubernetesSettings,
     facts: ClusterFacts,
     owner: Owner | None = None,
+    rule: NodeRule | None = None,
 ) -> Manifest:
-    """The Job of one run. Its one pod is never replaced: a repeated measurement is another run."""
+    """The Job of one run. Its one pod is never replaced: a repeated measurement is another run.
+
+    Args:
+        rule: which nodes by name, besides what the settings say of nodes.
+    """
     labels = {
         MANAGED_BY_LABEL: MANAGED_BY,
         RUN_LABEL: run_id,
@@ -131,13 +137,19 @@ def build_job(
             },
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _pod(spec, run_id, settings, facts),
+                "spec": _pod(spec, run_id, settings, facts, rule),
             },
         },
     }
 
 
-def _pod(spec: JobSpec, run_id: str, settings: KubernetesSettings, facts: ClusterFacts) -> Manifest:
+def _pod(
+    spec: JobSpec,
+    run_id: str,
+    settings: KubernetesSettings,
+    facts: ClusterFacts,
+    rule: NodeRule | None,
+) -> Manifest:
     volumes, mounts = _volumes(settings)
     amounts: dict[str, str] = {}
     if settings.cpu is not None:
@@ -172,16 +184,16 @@ def _pod(spec: JobSpec, run_id: str, settings: KubernetesSettings, facts: Cluste
             }
         ],
     }  # fmt: skip
-    pod |= placement(settings)
+    pod |= placement(settings, rule)
     return pod
 
 
-def placement(settings: KubernetesSettings) -> Manifest:
+def placement(settings: KubernetesSettings, rule: NodeRule | None = None) -> Manifest:
     """The part of a pod's specification that says where it runs and what it is pulled with."""
     found: Manifest = {}
     if labels := wanted_labels(settings):
         found["nodeSelector"] = labels
-    if (wanted := affinity(settings)) is not None:
+    if (wanted := affinity(settings, rule)) is not None:
         found["affinity"] = wanted
     if settings.runtime_class is not None:
         found["runtimeClassName"] = settings.runtime_class
@@ -234,6 +246,11 @@ def _security(settings: KubernetesSettings) -> Manifest:
     if not security.privileged:
         context["capabilities"] = {"drop": ["ALL"], "add": list(security.capabilities)}
         context["allowPrivilegeEscalation"] = "SYS_ADMIN" in security.capabilities
+        for field, kind in (
+            ("seccompProfile", security.seccomp), ("appArmorProfile", security.apparmor),
+        ):  # fmt: skip
+            if kind is not None:
+                context[field] = {"type": kind}
     if security.run_as_user is not None:
         context["runAsUser"] = security.run_as_user
     return context

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from resilience_pipelines.kubernetes_api import named, object_of, objects_of, text_of
+from resilience_pipelines.launchers.kubernetes.origin import NodeRule
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
@@ -47,17 +48,22 @@ def driver_terms(settings: KubernetesSettings) -> list[dict[str, str]]:
     return [dict(zip(names, parts, strict=False)) for names in DRIVER_LABELS]
 
 
-def affinity(settings: KubernetesSettings) -> dict[str, Any] | None:
-    """The node affinity of a job: a node selector can't say "either form"."""
+def affinity(settings: KubernetesSettings, rule: NodeRule | None = None) -> dict[str, Any] | None:
+    """The node affinity of a job: a node selector can't say "either form", nor a node's name.
+
+    A node has to fit one of the terms, and all that is said in it.
+    """
     terms = driver_terms(settings)
-    if not terms:
+    if not terms and rule is None:
         return None
-    selectors = [
+    selectors: list[dict[str, Any]] = [
         {"matchExpressions": [
             {"key": name, "operator": "In", "values": [value]} for name, value in term.items()
         ]}
         for term in terms
     ]  # fmt: skip
+    if rule is not None:
+        selectors = [term | {"matchFields": [rule.field()]} for term in selectors or [{}]]
     required = {"nodeSelectorTerms": selectors}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 

@@ -23,6 +23,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/.+")]
 
 
+Profile = Literal["RuntimeDefault", "Unconfined"]
+
+
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,6 +82,11 @@ class SecuritySettings(_Settings):
 
     privileged: bool = False
     capabilities: tuple[Text, ...] = ()
+    """Without the prefix `CAP_`."""
+    seccomp: Profile | None = None
+    """None: as the node has it. Of no account where the container is privileged."""
+    apparmor: Profile | None = None
+    """None: as the node has it. API servers before 1.30 don't know it."""
     run_as_user: int | None = Field(default=None, ge=0)
 
 
@@ -137,6 +145,9 @@ class KubernetesSettings(_Settings):
     runtime_class: DnsLabel | None = None
     node_selector: dict[Text, str] = Field(default_factory=dict)
     tolerations: tuple[TolerationSettings, ...] = ()
+    restore_node: Literal["any", "same", "other"] = "any"
+    """Where a stored snapshot is restored: anywhere, on the node that it was taken on, or on any
+    but that one."""
     security: SecuritySettings = SecuritySettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     ttl_s: int = Field(default=3600, ge=0)
