@@ -11,6 +11,8 @@ them, and deleted once AllRecovered holds: after a deletion nothing says it any 
 
 from __future__ import annotations
 
+import errno
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +31,7 @@ from resilience_pipelines.faults.cluster import (
     need_place,
     new_name,
 )
-from resilience_pipelines.faults.fault import FaultContext, Guard, Injection
+from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, ObstacleError
 from resilience_pipelines.faults.pod_effects import Effect
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
@@ -55,6 +57,7 @@ class Chaos:
         spec: of the object, without its selector and duration.
         duration_s: after which Chaos Mesh undoes it by itself; None for an action that is done at
             once and has nothing to undo.
+        memory: what a stressor takes, as a part of the memory limit of the worker's container.
     """
 
     kind: Kind
@@ -65,6 +68,7 @@ class Chaos:
     recovery: Recovery
     duration_s: int | None = 120
     in_container: bool = False
+    memory: float | None = None
 
 
 _NETWORK = _kind("NetworkChaos")
@@ -122,6 +126,15 @@ class Disturbance(Enum):
         {"slow_answers": 45.0},
         Recovery.RESUME, in_container=True,
     )  # fmt: skip
+    MEMORY_STRESS = Chaos(
+        _kind("StressChaos"), "a process in the worker's container takes more memory than that has",
+        # The kernel shall take the worker for it, or the whole container. At -1000 the stressor
+        # would outlive that.
+        {"stressors": {"memory": {"workers": 1, "oomScoreAdj": -999}}},
+        Expectation(Effect.RESTARTED),
+        {"pod_watch": 60.0},
+        Recovery.CLUSTER, in_container=True, memory=1.25,
+    )  # fmt: skip
     READ_LATENCY = Chaos(
         _kind("IOChaos"), "each operation on the worker's files takes 1 s longer",
         {
@@ -130,6 +143,14 @@ class Disturbance(Enum):
         Expectation(Effect.SLOWER_READING, 0.8),
         {"canary": 90.0},
         Recovery.RESUME, in_container=True,
+    )  # fmt: skip
+    READ_ERROR = Chaos(
+        _kind("IOChaos"), "each read of the worker's files fails with EIO, until the fault's own "
+        "limit",
+        {"action": "fault", "errno": errno.EIO, "methods": ["read"], "percent": 100},
+        Expectation(Effect.READING_FAILS),
+        {"canary": 30.0},
+        Recovery.CLUSTER, duration_s=40, in_container=True,
     )  # fmt: skip
 
 
@@ -183,6 +204,12 @@ class ChaosMeshFault:
     def prepare(self, context: FaultContext) -> Injection:
         """See `Fault.prepare`."""
         place = need_place(context)
+        if self._chaos.memory is not None and place.settings.memory is None:
+            raise ObstacleError(
+                FaultReason.NO_RESOURCE_LIMIT,
+                "The worker's pod has no memory limit: the memory that is taken would be the "
+                "node's. Set `memory` in the launcher's settings.",
+            )
         objects = need_kind(place, self._chaos.kind, FaultReason.NO_CHAOS_MESH)
         return ChaosMeshInjection(context, place, objects, self._chaos)
 
@@ -270,11 +297,23 @@ class ChaosMeshInjection(ClusterInjection):
         if self._chaos.kind.kind == "IOChaos":
             home = self.place.settings.home
             spec |= {"volumePath": home, "path": f"{home}/**/*"}
+        if self._chaos.memory is not None:
+            spec["stressors"] = {
+                "memory": spec["stressors"]["memory"] | {"size": self._size(self._chaos.memory)}
+            }
         if self._chaos.in_container:
             spec["containerNames"] = [CONTAINER]
         if self._chaos.duration_s is not None:
             spec["duration"] = f"{self._chaos.duration_s}s"
         return spec
+
+    def _size(self, part: float) -> str:
+        """A part of the container's memory limit, in the words of Chaos Mesh."""
+        from kubernetes.utils.quantity import parse_quantity
+
+        limit = self.place.settings.memory
+        assert limit is not None, "prepare refuses a place without one"
+        return f"{math.ceil(float(parse_quantity(limit)) * part / 1e6)}MB"
 
     def _state(self, last: list[Json] | None = None) -> ChaosState | None:
         """Its state; None where it is gone or the server does not answer now."""

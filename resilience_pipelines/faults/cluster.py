@@ -28,6 +28,7 @@ from resilience_pipelines.faults.fault import (
     Target,
 )
 from resilience_pipelines.faults.pod_effects import Before, Effect, as_before, look_before, prove
+from resilience_pipelines.faults.recovery import wake_again
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.kubernetes_api import ApiError, Json, objects_of
 from resilience_pipelines.records import Proof
@@ -364,6 +365,8 @@ class ClusterInjection(Injection):
             self._rolled_back = True
             if self._name is not None:
                 self._undo()
+                if self._expectation.effect is Effect.READING_FAILS:
+                    wake_again(self.target.running)
 
     def prove_rollback(self) -> Proof:
         """The object is gone, its operator has said that all is undone, and the worker serves."""

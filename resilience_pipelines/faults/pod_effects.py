@@ -16,7 +16,7 @@ from resilience_pipelines.detectors.slow_answers import answer_s
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.kubernetes_api import ApiError
 from resilience_pipelines.records import Proof
-from resilience_pipelines.workers.client import WorkerClient
+from resilience_pipelines.workers.client import WorkerAnswerError, WorkerClient
 from resilience_pipelines.workers.pod import PodLook, PodSpace
 from resilience_pipelines.workers.space import holds_within
 
@@ -40,6 +40,8 @@ class Effect(StrEnum):
     """A completion takes longer, by its own measure."""
     SLOWER_READING = "slower_reading"
     """Waking from sleep level 2, which reads the weights again, takes longer."""
+    READING_FAILS = "reading_fails"
+    """Waking from sleep level 2 is refused: the weights can't be read. The worker sleeps on."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def look_before(space: PodSpace, client: WorkerClient, effect: Effect) -> Before
     work = [answer_s(client, PROBE_TIMEOUT_S) for _ in range(SAMPLES)]
     if pod is None or not pod.running or None in way or None in work:
         raise ResilienceError("The worker in the pod does not answer before the fault.")
-    reading = reading_s(client) if effect is Effect.SLOWER_READING else None
+    reads = effect in (Effect.SLOWER_READING, Effect.READING_FAILS)
+    reading = reading_s(client) if reads else None
     return Before(pod, _median(way), _median(work), reading)
 
 
@@ -113,6 +116,8 @@ def prove(
                 proved=took_s > limit_s, source="time of a wake that reads the weights",
                 detail=f"{took_s:.3g} s, before {before.reading_s:.3g} s, needed {limit_s:.3g} s",
             )  # fmt: skip
+        case Effect.READING_FAILS:
+            return _reading_fails(client)
 
 
 def as_before(before: Before, client: WorkerClient, deadline_s: float) -> Proof:
@@ -152,6 +157,17 @@ def reading_s(client: WorkerClient) -> float:
     begin = time.monotonic()
     client.wake_up(timeout_s=60)
     return time.monotonic() - begin
+
+
+def _reading_fails(client: WorkerClient) -> Proof:
+    """Only the worker's own refusal counts: an answer that does not come says nothing of files."""
+    source = "a wake that reads the weights"
+    client.sleep(2, timeout_s=60)
+    try:
+        client.wake_up(timeout_s=60)
+    except WorkerAnswerError as error:
+        return Proof(proved=True, source=source, detail=error.reason)
+    return Proof(proved=False, source=source, detail="it read them")
 
 
 def _of_pod(space: PodSpace, before: Before, deadline_s: float, *, restarted: bool) -> Proof:

@@ -11,9 +11,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from pathlib import Path
 
 from resilience_pipelines.errors import DeadlineError
@@ -22,12 +23,14 @@ from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.startup.arms import Started, restore_worker, start_process
 from resilience_pipelines.workers.base import Worker
-from resilience_pipelines.workers.client import WorkerRequestError
+from resilience_pipelines.workers.client import WorkerAnswerError, WorkerRequestError
 from resilience_pipelines.workers.oracle import first_token_is_right
 from resilience_pipelines.workers.process import RunningWorker, WorkerFailedError
 
 _ASKING_TIMEOUT_S = 5.0
 _ASKING_STEP_S = 0.1
+ASLEEP = HTTPStatus.SERVICE_UNAVAILABLE
+"""What a sleeping worker answers to a request for tokens."""
 
 
 class Recovery(StrEnum):
@@ -163,10 +166,21 @@ def _await_cluster(context: FaultContext, target: Target) -> Recovered:
         try:
             right = first_token_is_right(target.running.client, context.answer, _ASKING_TIMEOUT_S)
             return Recovered(target.running, time.monotonic_ns(), right)
-        except WorkerRequestError:
+        except WorkerRequestError as error:
             if context.abort.is_set() or time.monotonic() > end:
                 raise
+            if isinstance(error, WorkerAnswerError) and error.status == ASLEEP:
+                wake_again(target.running)
         time.sleep(_ASKING_STEP_S)
+
+
+def wake_again(running: RunningWorker) -> None:
+    """Try a wake that failed once more, as whoever put the worker to sleep would.
+
+    Whether it wakes now is seen by its answers.
+    """
+    with suppress(WorkerRequestError):
+        running.client.wake_up(timeout_s=_ASKING_TIMEOUT_S)
 
 
 def _resume(context: FaultContext, target: Target) -> Recovered:

@@ -16,12 +16,14 @@ from resilience_pipelines.faults import cluster as cluster_faults
 from resilience_pipelines.faults import experiment, pod_effects
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.chaos_mesh import Disturbance
+from resilience_pipelines.faults.cluster import PERMISSIONS as FAULT_PERMISSIONS
 from resilience_pipelines.faults.experiment import run_experiment
 from resilience_pipelines.faults.fault import FaultContext
 from resilience_pipelines.faults.litmus import LitmusExperiment
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.kubernetes_api import load_configuration
+from resilience_pipelines.launchers.kubernetes.client import PERMISSIONS
 from resilience_pipelines.records import FaultRun, OracleVerdict, Verdict
 from resilience_pipelines.workers.oracle import RecordedAnswer
 from resilience_pipelines.workers.pod import PodPlace, PodSettings
@@ -60,6 +62,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake(tmp_path: Path) -> Iterator[FakeCluster]:
     with fake_cluster(tmp_path) as cluster:
         cluster.kubelet.serve = PodServer
+        # As deploy/kubernetes grants it, where the names of both sets are read from.
+        cluster.server.granted = set(PERMISSIONS | FAULT_PERMISSIONS)
         cluster.kubelet.images.add("registry.test/worker:1")
         yield cluster
 
@@ -68,6 +72,7 @@ def fake(tmp_path: Path) -> Iterator[FakeCluster]:
 def place(fake: FakeCluster, tmp_path: Path) -> Iterator[PodPlace]:
     settings = PodSettings(
         image="registry.test/worker:1",
+        memory="1Gi",
         home=str(tmp_path / "pod"),
         pending_s=10.0,
         request_s=5.0,
@@ -184,6 +189,17 @@ def test_a_right_that_is_missing_is_named(
     assert "podchaos is forbidden" in found.detail
 
 
+def test_memory_is_not_taken_where_the_pod_has_no_limit_of_its_own(
+    fake: FakeCluster, mesh: ChaosMesh, context: FaultContext, place: PodPlace
+) -> None:
+    place.settings = dataclasses.replace(place.settings, memory=None)
+    found = run("chaos_mesh_memory_stress", context)
+    assert (found.verdict, found.reason_code) == (
+        Verdict.NOT_APPLICABLE, FaultReason.NO_RESOURCE_LIMIT,
+    )  # fmt: skip
+    assert left(fake) == []
+
+
 def test_a_worker_that_can_t_be_started_in_a_pod_is_told(context: FaultContext) -> None:
     other = dataclasses.replace(context, worker=ContractWorker(name="other"))
     found = run("chaos_mesh_pod_kill", other)
@@ -219,7 +235,13 @@ def test_what_chaos_mesh_could_not_inject_is_not_injected_and_says_why(
     assert left(fake) == []
 
 
-@pytest.mark.parametrize("name", [LASTING, "chaos_mesh_pod_kill", "litmus_network_latency"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        LASTING, "chaos_mesh_pod_kill", "chaos_mesh_read_error", "chaos_mesh_memory_stress",
+        "litmus_network_latency",
+    ],
+)  # fmt: skip
 def test_an_injection_that_silently_did_nothing_is_not_injected(
     fake: FakeCluster, mesh: ChaosMesh, lit: Litmus, context: FaultContext, name: str
 ) -> None:
@@ -281,6 +303,19 @@ def test_a_fault_ends_by_itself_when_the_platform_is_gone(
     # Nobody lifted it before the worker came back: its own limit did.
     assert found.time_to_recover_s is not None
     assert found.time_to_recover_s > 7
+
+
+def test_a_worker_that_could_not_read_says_it_is_well_and_is_not(
+    fake: FakeCluster, mesh: ChaosMesh, context: FaultContext
+) -> None:
+    found = run("chaos_mesh_read_error", context)
+    seen = {item.detector: item.detected for item in found.detections}
+    assert seen["canary"]
+    assert not seen["health_probe"]
+    assert found.effect is not None
+    assert "Input/output error" in found.effect.detail
+    assert found.time_to_recover_s is not None
+    assert found.time_to_recover_s > 6, "only the fault's own end lets it wake"
 
 
 def test_an_abort_undoes_the_fault_first(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from kubernetes.utils.quantity import parse_quantity
+
 from tests.support.fake_chaos.effects import Effects, age_s
 from tests.support.fake_kubernetes.cluster import FakeCluster
 from tests.support.fake_kubernetes.store import Object
@@ -95,12 +97,26 @@ class ChaosMesh:
                 self.effects.delay(pod, 0.7)
             case "partition":
                 self.effects.cut(pod)
+            case "fault":
+                assert (spec["errno"], spec["methods"], spec["percent"]) == (5, ["read"], 100)
+                assert spec["path"].startswith(spec["volumePath"])
+                self.effects.fail_reading(pod)
+            case "stress" if "memory" in spec["stressors"]:
+                self._take_memory(pod, spec["stressors"]["memory"])
             case "stress":
                 assert spec["stressors"]["cpu"]["workers"] > 0
                 self.effects.slow_down(pod)
             case "latency":
                 assert spec["volumePath"]
                 self.effects.delay_reading(pod, float(spec["delay"].removesuffix("s")))
+
+    def _take_memory(self, pod: str, stressor: Object) -> None:
+        """Within its container's limit a stressor does nothing; beyond it the kernel kills."""
+        assert stressor["workers"] > 0
+        found = self._store.get("pods", pod)["spec"]["containers"][0]
+        limit = parse_quantity(found["resources"]["limits"]["memory"])
+        if int(stressor["size"].removesuffix("MB")) * 10**6 > limit:
+            self.effects.kill_container(pod)
 
     def _recover(self, uid: str) -> None:
         if self.fails is Fails.RECOVERING:

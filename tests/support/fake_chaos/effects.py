@@ -37,6 +37,9 @@ class Effects:
     def delay_reading(self, pod: str, seconds: float) -> None:
         self.cluster.server.traffic[pod] = Traffic(waking_s=seconds)
 
+    def fail_reading(self, pod: str) -> None:
+        self.cluster.server.traffic[pod] = Traffic(unreadable=True)
+
     def cut(self, pod: str) -> None:
         self.cluster.server.traffic[pod] = Traffic(cut=True)
 

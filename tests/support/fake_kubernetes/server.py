@@ -43,6 +43,8 @@ class Traffic:
     delay_s: float = 0.0
     waking_s: float = 0.0
     """What a wake takes longer."""
+    unreadable: bool = False
+    """A wake can't read what it needs, and the worker sleeps on."""
     cut: bool = False
     """Nothing comes back until the client gives up."""
 
@@ -336,6 +338,9 @@ def _proxy(server: FakeServer, request: Request, path: str) -> _Raw | None:
         while time.monotonic() < until and not server.stopped.is_set() and traffic.cut:
             time.sleep(0.02)
         return None
+    if traffic.unreadable and path == "/wake_up":
+        why = "weights.safetensors: the weight file can't be read: Input/output error"
+        return _Raw(500, json.dumps({"error": {"message": why, "code": 500}}))
     time.sleep(traffic.delay_s + (traffic.waking_s if path == "/wake_up" else 0))
     port = server.logs.port(str(request.name))
     connection = http.client.HTTPConnection("127.0.0.1", port or 1, timeout=30)
