@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client
+from packaging.requirements import Requirement
 
 from resilience_pipelines.faults.chaos_mesh import Disturbance
 from resilience_pipelines.faults.cluster import PERMISSIONS as FAULT_PERMISSIONS
@@ -192,6 +194,27 @@ def test_the_image_copies_what_is_there_and_ignores_no_part_of_it() -> None:
     assert [name for name in copied if not (ROOT / name).exists()] == []
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert not set(copied) & set(ignored)
+
+
+@pytest.mark.parametrize(
+    ("extras", "wanted"), [("", "."), ("gpu", ".[gpu]"), ("gpu,s3", ".[gpu,s3]")]
+)
+def test_the_image_is_built_with_and_without_extras(extras: str, wanted: str) -> None:
+    text = (DEPLOY / "images" / "Dockerfile").read_text()
+    assert 'ARG EXTRAS=""' in text.splitlines()
+    [line] = re.findall(r"^RUN pip install (.+)$", text, re.MULTILINE)
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {line}"], env={"EXTRAS": extras},
+        capture_output=True, text=True, check=True, timeout=10,
+    ).stdout.splitlines()  # fmt: skip
+    assert words[0] == wanted
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for word in filter(None, extras.split(",")):
+        assert word in known["optional-dependencies"]
+    # Dagster's own integrations are released in step.
+    [postgres] = map(Requirement, words[1:])
+    [k8s] = [item for item in map(Requirement, known["dependencies"]) if item.name == "dagster-k8s"]
+    assert (postgres.name, postgres.specifier) == ("dagster-postgres", k8s.specifier)
 
 
 def test_nothing_secret_is_shipped() -> None:
