@@ -140,6 +140,50 @@ def helm_values() -> dict[str, Any]:
     return found
 
 
+def test_the_chart_uses_the_account_that_the_manifests_make_and_makes_none() -> None:
+    values = helm_values()
+    name = values["global"]["serviceAccountName"]
+    assert one("ServiceAccount", name)["metadata"]["namespace"] == "resilience"
+    assert values["serviceAccount"]["create"] is False
+    run = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    assert run["podSpecConfig"]["serviceAccountName"] == name
+
+
+def test_the_application_is_one_that_argo_cd_takes() -> None:
+    """Each source gives a path, a chart or values for another; who refers to values has them."""
+    found = yaml.safe_load((DEPLOY / "argocd" / "application.yaml").read_text())
+    assert (found["apiVersion"], found["kind"]) == ("argoproj.io/v1alpha1", "Application")
+    spec = found["spec"]
+    assert set(spec) <= {
+        "project", "destination", "source", "sources", "syncPolicy", "ignoreDifferences", "info",
+        "revisionHistoryLimit",
+    }  # fmt: skip
+    assert ("server" in spec["destination"]) != ("name" in spec["destination"])
+    assert spec["destination"]["namespace"] == "resilience"
+    for source in spec["sources"]:
+        assert source["repoURL"]
+        assert source["targetRevision"]
+        assert len({"path", "chart", "ref"} & set(source)) == 1, source
+    references = {source["ref"] for source in spec["sources"] if "ref" in source}
+    files = [file for source in spec["sources"] for file in source.get("helm", {}).get(
+        "valueFiles", ())]  # fmt: skip
+    assert files
+    assert {file.split("/")[0].removeprefix("$") for file in files} <= references
+    # The manifests make the namespace themselves.
+    assert spec["syncPolicy"]["syncOptions"] == ["CreateNamespace=false"]
+    assert one("Namespace", "resilience")
+
+
+def test_what_the_platform_keeps_is_on_volumes_that_several_pods_may_write() -> None:
+    """The pods of webserver, daemon, runs and jobs are on any node each."""
+    claims = [item for item in documents(*FILES) if item["kind"] == "PersistentVolumeClaim"]
+    assert claims
+    for item in claims:
+        assert item["spec"]["accessModes"] == ["ReadWriteMany"], item["metadata"]["name"]
+        assert item["spec"]["storageClassName"], item["metadata"]["name"]
+        assert re.fullmatch(r"[0-9]+[GT]i", item["spec"]["resources"]["requests"]["storage"])
+
+
 def test_runs_and_code_location_see_the_same_volumes_with_parts_that_the_api_knows() -> None:
     values = helm_values()
     [deployment] = values["dagster-user-deployments"]["deployments"]
