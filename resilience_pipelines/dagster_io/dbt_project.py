@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.metadata
+import json
 import os
 import sys
 import threading
@@ -102,21 +103,22 @@ def build_models(
     except DagsterDbtCliRuntimeError as error:
         failure = error
     # Only now has dbt let go of the file.
+    nodes = json.loads(project.manifest_path.read_text())["nodes"]
     rows, columns = row_counts(home, "main"), table_columns(home)
     for event in events:
         if not isinstance(event, dg.Output):
             yield event
             continue
-        node = build.manifest["nodes"][event.metadata["unique_id"].value]
+        node = nodes[event.metadata["unique_id"].value]
         found: dict[str, Any] = {}
         if node["name"] in rows:
             found["dagster/row_count"] = rows[node["name"]]
         relation = (node["schema"], node["name"])
         if node["resource_type"] == "model" and relation in columns:
-            compiled = _folder(home) / "build" / "compiled" / node["package_name"]
+            compiled = target / "compiled" / node["package_name"] / node["original_file_path"]
             try:
                 found["dagster/column_lineage"] = column_lineage(
-                    compiled / node["original_file_path"], relation, columns, assets
+                    compiled, relation, columns, assets
                 )
             except SqlglotError as error:
                 # It is drawn for people to look at; the table is right without it.
