@@ -1,12 +1,15 @@
 """Opening DuckDB files, and saying in this package's words what went wrong.
 
-What belongs here: the connection to the warehouse, waiting for its lock, and the translation of
-DuckDB's errors. What does not: any statement.
+What belongs here: making the warehouse's file, the connection to it, waiting for its lock, and the
+translation of DuckDB's errors. What does not: any statement.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +19,19 @@ from typing import Final, TypeVar
 
 import duckdb
 
+from resilience_pipelines.durability import sync
 from resilience_pipelines.errors import BusyError, CorruptError, InputError, StorageError
+from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 
 LOCK_WAIT_S: Final = 30.0
 _POLL_S = 0.2
 _LOCKED = "Could not set lock"
+_DAMAGED = ("not a valid DuckDB database file", "replaying WAL file")
 _HOLDER = re.compile(r"\(PID (\d+)\)")
-_MEND_WAREHOUSE = "Move it away and load again: everything is made from the landing folders."
+_MEND_WAREHOUSE = (
+    "Move it away, and the .wal file beside it, and load again: everything is made from the "
+    "landing folders."
+)
 
 T = TypeVar("T")
 
@@ -50,12 +59,40 @@ def open_warehouse(
         )  # fmt: skip
     deadline = time.monotonic() + lock_wait_s
     with alone_in_process(path, lock_wait_s):
+        if not path.exists():
+            _make(path)
         connection = when_unlocked(lambda: duckdb.connect(str(path)), path, deadline)
         try:
             connection.execute("set TimeZone = 'UTC'")
             yield connection
         finally:
             connection.close()
+
+
+def _make(path: Path) -> None:
+    """Make an empty warehouse, whole or not at all: DuckDB opens no file that is only begun.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    prefix = f".{path.name}-"
+    try:
+        remove_orphans(path.parent, f"{prefix}*")
+        with owned_folder(path.parent / f"{prefix}{secrets.token_hex(4)}") as work:
+            made = work / path.name
+            duckdb.connect(str(made)).close()
+            sync(made)
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                path.hardlink_to(made)
+        sync(path.parent)
+    except duckdb.Error as error:
+        raise storage_error(path, error) from error
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(
+            f"{path} can't be made ({error.strerror or error}).",
+            mend="Free space on this file system." if full else "Check the path and its rights.",
+        ) from error
 
 
 @contextmanager
@@ -118,7 +155,7 @@ def storage_error(path: Path, error: duckdb.Error) -> StorageError | CorruptErro
         return StorageError(
             f"{path} could not be written ({first}).", mend="Free space on this file system."
         )
-    if "not a valid DuckDB database file" in message or isinstance(
+    if any(words in message for words in _DAMAGED) or isinstance(
         error, duckdb.SerializationException | duckdb.FatalException | duckdb.InternalException
     ):
         return CorruptError(f"{path} can't be read ({first}).", mend=_MEND_WAREHOUSE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.transform import build
 from tests.factories import RecordFactory, land, make_home
+from tests.support.small_disk import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
@@ -305,23 +305,6 @@ def test_readers_do_not_mind_a_locked_warehouse(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline().strip() == "open"
         assert query(home, "select x from mart").rows() == [(1,)]
-
-
-def small_disk(
-    folder: Path, size: str, code: str, *arguments: str
-) -> subprocess.CompletedProcess[str]:
-    """Run Python where `folder` is a file system of `size`; skips where none can be mounted."""
-    unshare, mount = shutil.which("unshare"), shutil.which("mount")
-    if not unshare or not mount:
-        pytest.skip("no small file system: unshare or mount is not installed")
-    script = f'mount -t tmpfs -o size={size} tmpfs "$0" || exit 99; exec "$@"'
-    done = subprocess.run(
-        [unshare, "--mount", "sh", "-c", script, str(folder), *python(code, *arguments)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    if done.returncode == 99 or "unshare failed" in done.stderr:
-        pytest.skip(f"no small file system: {done.stderr.strip()}")
-    return done
 
 
 REPORT_ERROR = """
