@@ -116,6 +116,9 @@ class Disk:
                 source, target = operation.paths
                 node = self._at(source.parent).entries.pop(source.name)
                 self._at(target.parent).entries[target.name] = node
+            case "link":
+                source, target = operation.paths
+                self._at(target.parent).entries[target.name] = self._at(source)
             case "unlink":
                 self._at(path.parent).entries.pop(path.name)
             case other:
@@ -202,6 +205,8 @@ def _operations(call: str, arguments: list[str], result: int, line: str) -> Iter
             yield Operation("rename", (_path(arguments[0]), _path(arguments[1])))
         case "renameat" | "renameat2":
             yield Operation("rename", (_path(*arguments[:2]), _path(*arguments[2:4])))
+        case "link":
+            yield Operation("link", (_path(arguments[0]), _path(arguments[1])))
         case "mkdir":
             yield Operation("mkdir", (_path(arguments[0]),))
         case "mkdirat":
@@ -212,6 +217,8 @@ def _operations(call: str, arguments: list[str], result: int, line: str) -> Iter
             yield Operation("unlink", (_path(*arguments[:2]),))
         case "close":
             return
+        case "linkat":
+            yield Operation("link", (_path(*arguments[:2]), _path(*arguments[2:4])))
         case "sendfile" | "copy_file_range" | "writev" | "pwritev" | "fallocate":
             yield Operation(call, tuple(filter(None, map(_handle, arguments))))
         case _:
