@@ -267,6 +267,69 @@ def snapshot_pull(
         out.print(f"{got.manifest.image_bytes / 1e6:.1f} MB in {len(got.manifest.files)} files")
 
 
+@app.command("tune")
+def snapshot_tune(
+    snapshot: Annotated[
+        str | None, typer.Argument(help="Whose image is tried; the newest local one if none.")
+    ] = None,
+    repository: SharedOption = None,
+    compressions: Annotated[
+        str, typer.Option(help="Those to try, by commas.")
+    ] = "none,lz4,zstd-1,zstd-3,zstd-9",
+    repeats: Annotated[int, typer.Option(help="Readings with each of them.")] = 3,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the compression with which this machine gets a snapshot out of a repository fastest.
+
+    Up to 256 MiB of a real image are written with each and read back. The choice and its reason are
+    kept, and used for this repository where snapshots.toml names no compression or `tuned`. What is
+    in the repository already stays as it is, and can be read whatever it was written with.
+    """
+    from resilience_pipelines.snapshots.settings import (
+        TUNED,
+        open_repository,
+        open_repository_storage,
+        open_store,
+        read_settings,
+    )
+    from resilience_pipelines.snapshots.tuning import keep_tuning, tune
+
+    data_home = open_home(home)
+    store = open_store(data_home)
+    stored = store.get(snapshot) if snapshot else next(reversed(store.all()), None)
+    if stored is None:
+        raise InputError(
+            "SNAPSHOT", None, "the local store has none to try with",
+            mend="`resilience snapshot create` takes one.",
+        )  # fmt: skip
+    open_repository(data_home, _address(repository))  # refuses another key than it has
+    storage, settings, key = open_repository_storage(
+        data_home, read_settings(data_home), _address(repository)
+    )
+    names = [part.strip() for part in compressions.split(",") if part.strip()]
+    with _progress("measuring", as_json) as report:
+        tuning = tune(storage, key, stored, candidates=names, repeats=repeats, progress=report)
+    path = keep_tuning(data_home, tuning)
+    if as_json:
+        print_json(tuning.model_dump(mode="json") | {"kept_in": str(path)})
+        return
+    rows: list[dict[str, Any]] = [
+        {
+            "compression": item.compression,
+            "chosen": item.compression == tuning.chosen,
+            "stored_bytes": item.stored_bytes,
+            "put_s": round(item.put_s, 3),
+            "get_median_s": round(item.get_median_s, 3),
+        }
+        for item in tuning.candidates
+    ]
+    show_rows(rows, False)
+    out.print(tuning.why, markup=False)
+    if settings.compression != TUNED:
+        err.print(f"snapshots.toml says {settings.compression}, which stays.", markup=False)
+
+
 @app.command("keygen")
 def snapshot_keygen(
     folder: Annotated[Path, typer.Argument(help="Where the new keys go.")],

@@ -6,8 +6,9 @@ store (`store`), from which a snapshot is put and into which it is got, since CR
 
 Objects: `blobs/` holds chunks, named by content, so that a chunk of several snapshots is there
 once; `manifests/` holds what the local store has as `manifest.json`, which names its chunks by
-their SHA-256; `pins/` has the names of what is never pruned. A manifest is written when all of its
-chunks are there and removed before any of them. A put that was broken off goes on where it stopped.
+their SHA-256; `pins/` has the names of what is never pruned; `tuning/` is for trials of
+compressions (`tuning`). A manifest is written when all of its chunks are there and removed before
+any of them. A put that was broken off goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ from resilience_pipelines.snapshots.store import (
 BLOBS: Final = "blobs/"
 MANIFESTS: Final = "manifests/"
 PINS: Final = "pins/"
+TRIALS: Final = "tuning/"
 FORMAT: Final = "format"
 _FORMAT_CONTENT: Final = b"resilience snapshot repository 1"
-_THREADS: Final = min(8, 2 * (os.cpu_count() or 1))
+THREADS: Final = min(8, 2 * (os.cpu_count() or 1))
+"""Chunks that are put or got at the same time."""
 
 Progress = Callable[[int, int], None]
 """Called with the chunks that are done and all of them."""
@@ -314,6 +317,11 @@ class Repository:
                     lease.check()
                     self._storage.delete(name)
                     freed += size
+            for name, size in self._storage.sizes(
+                TRIALS
+            ).items():  # a killed one's: none is at work
+                self._storage.delete(name)
+                freed += size
             self._storage.tidy()
         return freed
 
@@ -442,7 +450,7 @@ def _distinct(chunks: Iterable[_Chunk]) -> list[_Chunk]:
 
 def _parallel(work: Callable[[_S], _T], items: list[_S]) -> Iterator[_T]:
     """Results in order. After the first error nothing new is begun."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         try:
             yield from pool.map(work, items)
         finally:

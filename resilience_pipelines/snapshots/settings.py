@@ -20,8 +20,10 @@ from resilience_pipelines.snapshots.store import SnapshotStore
 
 if TYPE_CHECKING:
     from resilience_pipelines.snapshots.repository import Repository
+    from resilience_pipelines.snapshots.storage import Storage
 
 FILE: Final = "snapshots.toml"
+TUNED: Final = "tuned"
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -37,8 +39,9 @@ class RepositorySettings(_Settings):
     """A folder, or a URL such as `s3://bucket/prefix`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """For fsspec's file system of the URL's protocol, e.g. `endpoint_url`."""
-    compression: Text = "none"
-    """`none`, `lz4` or `zstd-LEVEL`."""
+    compression: Text = "tuned"
+    """`none`, `lz4` or `zstd-LEVEL`; `tuned` is what `resilience snapshot tune` found for this
+    address, and `none` before that."""
     encryption_key: Text | None = None
     """Where the key is: `file:PATH`, `env:NAME` or `command:PROGRAM`."""
 
@@ -120,9 +123,31 @@ def open_repository(home: Home, address: str | None = None) -> Repository:
     # Every job opens the local store, and few a repository, whose libraries take time to load.
     from resilience_pipelines.snapshots.repository import Repository
     from resilience_pipelines.snapshots.sealing import Sealing, parse_compression
-    from resilience_pipelines.snapshots.storage import open_storage
+    from resilience_pipelines.snapshots.tuning import kept_tuning
 
     settings = read_settings(home)
+    storage, chosen, key = open_repository_storage(home, settings, address)
+    compression = chosen.compression
+    if compression == TUNED:
+        tuning = kept_tuning(home, storage.address)
+        compression = tuning.chosen if tuning else "none"
+    sealing = Sealing(parse_compression(compression), key)
+    return Repository(storage, sealing, trust=settings.trust())
+
+
+def open_repository_storage(
+    home: Home, settings: SnapshotSettings, address: str | None = None
+) -> tuple[Storage, RepositorySettings, bytes | None]:
+    """Where a repository lies, its settings, and the key that it is encrypted with.
+
+    Args:
+        address: see `open_repository`.
+
+    Raises:
+        InputError: there is none, or it can't be used.
+    """
+    from resilience_pipelines.snapshots.storage import open_storage
+
     found = settings.repository
     if found is None and address is None:
         raise InputError(
@@ -134,10 +159,6 @@ def open_repository(home: Home, address: str | None = None) -> Repository:
     else:
         options = found.options
     chosen = found or RepositorySettings(address=str(address))
-    key = chosen.encryption_key
-    sealing = Sealing(
-        parse_compression(chosen.compression),
-        None if key is None else read_key("repository.encryption_key", key),
-    )
-    storage = open_storage(address or chosen.address, options)
-    return Repository(storage, sealing, trust=settings.trust())
+    named = chosen.encryption_key
+    key = None if named is None else read_key("repository.encryption_key", named)
+    return open_storage(address or chosen.address, options), chosen, key

@@ -58,6 +58,9 @@ class Storage(Protocol):
     def tidy(self) -> None:
         """Remove what killed writers left and no name leads to."""
 
+    def drop_cached(self, prefix: str) -> None:
+        """Have this machine's page cache forget all objects below `prefix`, where it has them."""
+
 
 class FolderStorage:
     """Objects as files below a folder that only its owner may enter.
@@ -149,6 +152,16 @@ class FolderStorage:
                 except FileNotFoundError:
                     continue  # its writer lives, and has just renamed it
 
+    def drop_cached(self, prefix: str) -> None:
+        """Have the page cache forget all objects below `prefix`, and nothing else."""
+        with _failing(f"{prefix} of {self.address} can't be read"):
+            for name in self.sizes(prefix):
+                handle = os.open(self._root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(handle)
+
     def _make_folder(self, folder: Path) -> None:
         if folder.is_dir():
             return
@@ -233,6 +246,9 @@ class FsspecStorage:
 
     def tidy(self) -> None:
         """Nothing: an upload that was broken off has no object."""
+
+    def drop_cached(self, prefix: str) -> None:
+        """Nothing: a client keeps no content."""
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"

@@ -134,6 +134,18 @@ def test_bad_input_is_exit_code_2(
     assert complaint in said
 
 
+def test_tuning_says_what_it_chose_and_why(home: Home, command: Command, shared: str) -> None:
+    assert command.run("tune", "--repository", shared)[0] == 2, "there is no snapshot"
+    name = put(open_store(home), pages=bytes(1 << 20)).manifest.snapshot_id
+    tuned = command.json("tune", "--repository", shared, "--compressions", "none,lz4")
+    assert tuned["snapshot_id"] == name
+    assert tuned["chosen"] in ("none", "lz4")
+    assert Path(tuned["kept_in"]).is_file()
+    code, text, _ = command.run("tune", "--repository", shared, "--compressions", "lz4")
+    assert code == 0
+    assert "nothing else was tried" in " ".join(text.split())
+
+
 def test_keys_are_made_once(command: Command, tmp_path: Path) -> None:
     made = command.json("keygen", str(tmp_path / "keys"))
     assert [row["key"] for row in made] == ["encryption.key", "signing.key", "trusted.pub"]
