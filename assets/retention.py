@@ -7,10 +7,9 @@ What belongs here: the op, its job and its configuration. What does not: which s
 import dagster as dg
 from pydantic import Field
 
-from resilience_pipelines.context import read_machines
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.snapshots.retention import without_current_stack
+from resilience_pipelines.regeneration import workers_without_snapshot
 from resilience_pipelines.snapshots.settings import open_repository, open_store, read_settings
 
 
@@ -35,8 +34,7 @@ def prune_stores(context: dg.OpExecutionContext, config: PruneConfig, home: Home
         if settings.repository is not None:
             repository = open_repository(data_home)
             gone["repository"] = repository.prune(settings.policy, dry_run=config.dry_run).doomed
-        here = {name: machine.stack for name, machine in read_machines(data_home).items()}
-        stale = without_current_stack([item.manifest for item in store.all()], here)
+        stale = workers_without_snapshot(data_home)
     rows = [
         dg.TableRecord(
             {"store": where, "snapshot": item.snapshot_id, "why": item.why,
@@ -59,7 +57,7 @@ def prune_stores(context: dg.OpExecutionContext, config: PruneConfig, home: Home
     for worker in stale:
         context.log.warning(
             f"Every snapshot of {worker} is of a stack that this machine no longer has: "
-            "the job take_snapshot takes a new one."
+            "the job take_snapshot, or `resilience snapshot regenerate`, takes a new one."
         )
 
 

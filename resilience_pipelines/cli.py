@@ -433,6 +433,52 @@ def snapshot_create(
     )
 
 
+@snapshot_app.command("regenerate")
+def snapshot_regenerate(
+    worker: Annotated[
+        str | None, typer.Option(help="Only this one; all that need it if none.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say who needs one.")] = False,
+    launcher: LauncherOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take new snapshots of workers whose stored ones are all of stacks that this machine lost.
+
+    A driver, an engine or CRIU was upgraded since. Exit code 1: a snapshot could not be taken.
+    """
+    from dataclasses import asdict
+
+    from resilience_pipelines.api import run
+    from resilience_pipelines.job_spec import SnapshotSpec
+    from resilience_pipelines.regeneration import (
+        choose_workers,
+        regenerate,
+        workers_without_snapshot,
+    )
+
+    stale = choose_workers(workers_without_snapshot(open_home(home)), worker)
+    if dry_run or not stale:
+        show_rows([{"worker": name} for name in stale], as_json)
+        if not stale:
+            err.print("No worker needs a new snapshot here.")
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    with _progress(as_json) as report:
+        done = list(
+            regenerate(
+                stale,
+                lambda name: run(
+                    SnapshotSpec(worker=name), home=home, launcher=launcher, progress=report,
+                    tell=_tell,
+                ).record,
+            )
+        )  # fmt: skip
+    show_rows([asdict(item) for item in done], as_json)
+    if any(item.problem for item in done):
+        raise typer.Exit(1)
+
+
 @snapshot_app.command("inspect")
 def snapshot_inspect(
     snapshot: Annotated[str, typer.Argument(help="Id of the snapshot.")],

@@ -146,6 +146,14 @@ def test_tuning_says_what_it_chose_and_why(home: Home, command: Command, shared:
     assert "nothing else was tried" in " ".join(text.split())
 
 
+def test_who_needs_a_new_snapshot_is_told_without_taking_one(home: Home, command: Command) -> None:
+    assert command.json("regenerate", "--dry-run") == []
+    assert command.run("regenerate", "--worker", "reference")[0] == 2
+    put(open_store(home), "0.0.1")
+    assert command.json("regenerate", "--dry-run") == [{"worker": "reference"}]
+    assert len(command.json("list")) == 1
+
+
 def test_keys_are_made_once(command: Command, tmp_path: Path) -> None:
     made = command.json("keygen", str(tmp_path / "keys"))
     assert [row["key"] for row in made] == ["encryption.key", "signing.key", "trusted.pub"]
