@@ -354,10 +354,33 @@ def probe_spaces() -> SpaceSupport:
         if shutil.which(program) is None:
             return SpaceSupport(False, f"the program {program} (package util-linux) is missing")
     try:
-        Capsule().close()
+        with Capsule() as capsule:
+            _require_entry(capsule)
     except (ResilienceError, OSError) as error:
         return SpaceSupport(False, str(error))
     return SpaceSupport(True)
+
+
+def _require_entry(capsule: Capsule) -> None:
+    """Check that programs can be started inside: making namespaces needs fewer rights than that.
+
+    Raises:
+        UnsupportedError: they can't.
+    """
+    try:
+        tried = subprocess.run(
+            [*capsule.enter(), "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_INIT_DEADLINE_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedError(
+            f"Namespaces could not be entered within {error.timeout:g} s."
+        ) from error
+    if tried.returncode:
+        raise UnsupportedError(
+            f"Namespaces could not be entered: {tried.stderr.strip()}.",
+            mend="Run as root, or with CAP_SYS_ADMIN and CAP_SYS_CHROOT.",
+        )
 
 
 def open_space(support: SpaceSupport, *, for_restore: bool = False) -> Space:

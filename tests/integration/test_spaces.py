@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -53,6 +55,24 @@ def test_shared_memory_of_a_capsule_is_its_own(support: SpaceSupport) -> None:
         run_inside(space, "touch", "/dev/shm/only-inside")
         assert (space.root / "dev/shm/only-inside").exists()
         assert not Path("/dev/shm/only-inside").exists()
+
+
+@pytest.mark.parametrize("missing", ["sys_admin", "net_admin", "sys_chroot"])
+def test_a_user_without_the_rights_for_capsules_is_told_so(
+    support: SpaceSupport, missing: str
+) -> None:
+    """Making them and entering them need different rights, and a container may have one of both."""
+    del support  # here there are capsules with all rights
+    ask = (
+        "from resilience_pipelines.workers.space import probe_spaces; found = probe_spaces(); "
+        "print(found.capsule, found.reason)"
+    )
+    said = subprocess.run(
+        ["setpriv", f"--bounding-set=-{missing}", sys.executable, "-c", ask],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert said.startswith("False ")
+    assert "not permitted" in said
 
 
 def test_two_workers_listen_on_the_same_port(support: SpaceSupport, tmp_path: Path) -> None:
