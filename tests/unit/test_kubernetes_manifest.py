@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,12 @@ from resilience_pipelines.launchers.kubernetes.manifest import (
     dropped_fields,
     job_name,
 )
-from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings, read_settings
+from resilience_pipelines.launchers.kubernetes.settings import (
+    SNAPSHOT_CAPABILITIES,
+    KubernetesSettings,
+    SecuritySettings,
+    read_settings,
+)
 from resilience_pipelines.records import RunKind, new_run_id
 
 RUN_ID = "20260302T090000Z-compatibility-0123abcd"
@@ -205,3 +212,14 @@ def test_the_least_settings_are_an_image_and_where_results_go(tmp_path: Path) ->
 def test_a_wrong_setting_is_named(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(InputError, match=named):
         read_settings(write(tmp_path, text))
+
+
+def test_the_manual_s_rights_for_snapshots_are_those_that_are_tested() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    [block] = [item for item in re.findall(r"```toml\n(.+?)```", text, re.DOTALL)
+               if "[security]" in item]  # fmt: skip
+    found = SecuritySettings.model_validate(tomllib.loads(block)["security"])
+    assert found.capabilities == SNAPSHOT_CAPABILITIES
+    assert found.seccomp == "Unconfined"
+    rows = re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE)
+    assert set(rows) == set(SNAPSHOT_CAPABILITIES), "what fails without each is told"

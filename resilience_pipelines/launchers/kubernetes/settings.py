@@ -25,6 +25,12 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/.+")]
 
 Profile = Literal["RuntimeDefault", "Unconfined"]
 
+SNAPSHOT_CAPABILITIES: Final = (
+    "NET_ADMIN", "SETPCAP", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE", "SYS_TIME",
+)  # fmt: skip
+"""The least with which a container takes and restores snapshots of the reference worker.
+docs/kubernetes.md says what fails without each."""
+
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,7 +88,7 @@ class SecuritySettings(_Settings):
 
     privileged: bool = False
     capabilities: tuple[Text, ...] = ()
-    """Without the prefix `CAP_`."""
+    """Without the prefix `CAP_`. `SNAPSHOT_CAPABILITIES` are the least that snapshots need."""
     seccomp: Profile | None = None
     """None: as the node has it. Of no account where the container is privileged."""
     apparmor: Profile | None = None
