@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from resilience_pipelines import __version__
 from resilience_pipelines.addresses import own_segment_address
@@ -95,9 +96,13 @@ class _Sender(threading.Thread):
 
 
 def _kind_of(error: BaseException) -> str:
-    """The kind of an error, and the status of the answer where there was one."""
+    """The kind of an error, with the status of the answer or what the system said of a file."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    return type(error).__name__ if status is None else f"the target answered with {status}"
+    if status is not None:
+        return f"the target answered with {status}"
+    cause = error.__cause__ or error
+    said = f" ({cause.strerror})" if isinstance(cause, OSError) and cause.strerror else ""
+    return f"{type(error).__name__}{said}"
 
 
 def _make_client() -> Any:
@@ -134,8 +139,6 @@ def _restrict(transport: Any) -> None:
     """Keep HTTP from addresses that nothing here has any business with, and from redirects."""
     if transport.kind != "http":
         return
-    from urllib.parse import urlsplit
-
     host = urlsplit(transport.url).hostname
     if host and own_segment_address(host) is not None:
         raise _NoTargetError(

@@ -434,7 +434,7 @@ def test_a_target_that_is_slow_gets_all_events_and_one_that_is_too_slow_is_given
                 "OPENLINEAGE__TRANSPORT__TYPE": "file",
                 "OPENLINEAGE__TRANSPORT__LOG_FILE_PATH": "/proc/nowhere/events",
             },
-            "RuntimeError",
+            "RuntimeError (No such file or directory)",
         ),
     ],
 )
