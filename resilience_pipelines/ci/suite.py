@@ -151,7 +151,8 @@ def _read(path: Path) -> str:
             raise InputError(
                 "SUITE", str(path), f"it has more than {MAX_BYTES} bytes", mend="Split it."
             )
-        return content.decode("utf-8-sig")  # editors on Windows begin a file with a mark
+        # Editors on Windows begin a file with a mark and end lines with two characters.
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise InputError(
             "SUITE", str(path), f"it can't be read ({error.strerror})", mend="Give a readable file."
@@ -194,7 +195,7 @@ def _refuse(path: Path, text: str, error: ValidationError) -> NoReturn:
 
 def _no_toml(path: Path, text: str, error: tomllib.TOMLDecodeError) -> InputError:
     """The parser tells the line in its message and nowhere else."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     at = re.search(r" \(at line (\d+), column \d+\)$", str(error))
     number = int(at[1]) if at else len(lines)
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""

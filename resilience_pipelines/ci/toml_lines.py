@@ -24,7 +24,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
         text: a TOML file that can be parsed.
         path: keys, and indices of arrays, from the top.
     """
-    lines = text.split("\n")
+    lines = text.split("\n")  # nothing else ends a line of TOML
     whole = tomllib.loads(text)
     while path and _at(whole, path) is _MISSING:
         path = path[:-1]

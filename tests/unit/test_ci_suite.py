@@ -177,6 +177,22 @@ def test_a_file_that_is_no_utf8_is_told_with_line_and_field(tmp_path: Path) -> N
     assert caught.value.field == f"{path}:1: the file"
 
 
+@pytest.mark.parametrize(("mark", "end"), [("", "\r\n"), ("\u2028", "\n"), ("\x85", "\n")])
+@pytest.mark.parametrize(
+    ("right", "wrong", "field"),
+    [("repeats = 2", "repaets = 2", "job[1].repaets"), ("repeats = 2", "repeats = = 2", "repeats")],
+)
+def test_lines_are_counted_as_editors_count_them(
+    tmp_path: Path, mark: str, end: str, right: str, wrong: str, field: str
+) -> None:
+    path = tmp_path / "suite.toml"
+    text = SUITE.replace(right, wrong).replace("for drivers.", f"for {mark} drivers.")
+    path.write_bytes(text.replace("\n", end).encode())
+    with pytest.raises(InputError) as caught:
+        read_suite(path)
+    assert caught.value.field == f"{path}:12: {field}"
+
+
 def test_the_mark_that_editors_begin_a_file_with_is_no_mistake(tmp_path: Path) -> None:
     path = tmp_path / "suite.toml"
     path.write_bytes(SUITE.encode("utf-8-sig"))
