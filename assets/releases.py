@@ -29,7 +29,7 @@ come:
 | state | what it says |
 | --- | --- |
 | `known` | a feed lists it |
-| `available` | this machine has it, and nothing was measured with it yet |
+| `available` | this machine has it or a cluster offers it, and nothing was measured with it yet |
 | `running` | a job measures it for the first time |
 | `measured` | there are published results with it |
 | `incompatible` | some way to start the worker, or every snapshot, failed each time |

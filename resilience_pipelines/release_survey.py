@@ -1,32 +1,104 @@
 """What this data home and its machine know of releases, gathered.
 
-What belongs here: putting together the ledgers of feeds, this machine, the jobs at work and the
-published results. What does not: what follows from it (`releases.states`, `releases.candidates`).
+What belongs here: putting together the ledgers of feeds, this machine, what a cluster offers, the
+jobs at work and the published results, and which suite measures an offer. What does not: what
+follows from it (`releases.states`, `releases.candidates`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from resilience_pipelines.context import read_machines
 from resilience_pipelines.home import Home
+from resilience_pipelines.launchers.choice import kubernetes_settings_if_any
+from resilience_pipelines.launchers.kubernetes.offers import Offer, offers, read_inventory
+from resilience_pipelines.launchers.kubernetes.settings import image_digest
 from resilience_pipelines.releases.candidates import Candidate, candidates
 from resilience_pipelines.releases.catalogue import FEEDS
 from resilience_pipelines.releases.ledger import remembered
-from resilience_pipelines.releases.states import ReleaseStatus, SeenStacks, states_of
+from resilience_pipelines.releases.states import (
+    ReleaseStatus,
+    SeenStacks,
+    states_of,
+    version_on,
+)
 from resilience_pipelines.running_jobs import running_stacks
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.warehouse.side_tables import MakeRows, ReleaseRow
 from resilience_pipelines.warehouse.stack_figures import failing_stacks, measured_stacks
 
 
+@dataclass(frozen=True)
+class OfferedSuite:
+    """An offer of a cluster and the stack that its suite is expected to measure.
+
+    Attributes:
+        stack: None where neither a measured stack nor this machine's tells what else it has.
+    """
+
+    offer: Offer
+    stack: Stack | None
+
+
+def cluster_offers(home: Home) -> list[Offer]:
+    """What the launcher's settings and the cluster's nodes, as last seen, offer.
+
+    Raises:
+        InputError: the settings can't be used.
+        CorruptError: what is remembered of the nodes can't be read.
+    """
+    settings = kubernetes_settings_if_any(home)
+    return [] if settings is None else offers(settings, read_inventory(home))
+
+
+def offered_suites(home: Home) -> list[OfferedSuite]:
+    """One suite for each offer, on the stack that it would make of the newest one that is known.
+
+    A stack that was measured on a cluster is preferred, and of those one on the same GPUs.
+
+    Raises:
+        InputError, CorruptError: as `cluster_offers`.
+    """
+    found = cluster_offers(home)
+    if not found:
+        return []
+    here = [machine.stack for machine in read_machines(home).values()]
+    bases = list(dict.fromkeys((*measured_stacks(home), *here)))
+    return [OfferedSuite(offer, _offered_stack(offer, bases)) for offer in found]
+
+
+def _offered_stack(offer: Offer, bases: list[Stack]) -> Stack | None:
+    feed = FEEDS[offer.feed]
+
+    def rank(base: Stack) -> tuple[bool, bool]:
+        same = (base.gpu_sku, base.gpu_count) == (offer.gpu_sku, offer.gpu_count)
+        return (base.kubernetes_version is None, offer.gpu_sku is not None and not same)
+
+    fitting = sorted((base for base in bases if version_on(feed, base) is not None), key=rank)
+    if feed.dimension is None or not fitting:
+        return None
+    changes: dict[str, object] = {feed.dimension: offer.version}
+    if offer.image is not None:
+        changes["image_digest"] = image_digest(offer.image)
+    if offer.gpu_sku is not None:
+        changes |= {"gpu_sku": offer.gpu_sku, "gpu_count": offer.gpu_count}
+    return fitting[0].model_copy(update=changes)
+
+
+def _offered(home: Home) -> frozenset[tuple[str, str]]:
+    return frozenset((offer.feed, offer.version) for offer in cluster_offers(home))
+
+
 def survey(home: Home) -> SeenStacks:
-    """Look at this machine, its jobs and the published results."""
+    """Look at this machine, its jobs, its cluster's offers and the published results."""
     return SeenStacks(
         here=tuple(machine.stack for machine in read_machines(home).values()),
         running=tuple(running_stacks(home)),
         measured=tuple(measured_stacks(home)),
         failing=tuple(failing_stacks(home)),
+        offered=_offered(home),
     )
 
 
@@ -55,9 +127,10 @@ def release_rows(home: Home) -> MakeRows:
         return lambda *_: []  # every load comes here: it need not wait for a look
     here = tuple(machine.stack for machine in read_machines(home).values())
     running = tuple(running_stacks(home))
+    offered = _offered(home)
 
     def rows(measured: tuple[Stack, ...], failing: tuple[Stack, ...]) -> list[ReleaseRow]:
-        seen = SeenStacks(here, running, measured, failing)
+        seen = SeenStacks(here, running, measured, failing, offered)
         return [
             ReleaseRow(
                 status.feed,

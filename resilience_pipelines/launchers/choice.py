@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "RESILIENCE_LAUNCHER"
 SETTINGS_VARIABLE: Final = "RESILIENCE_KUBERNETES_SETTINGS"
+SETTINGS_FILE: Final = "kubernetes.toml"
+"""The settings in a data home, where no other file is named."""
 
 
 class LauncherName(StrEnum):
@@ -47,21 +49,31 @@ def launcher_name(asked: str | None = None) -> LauncherName:
         ) from None  # fmt: skip
 
 
-def kubernetes_launch(home: Home, settings: Path | None, tell: Callable[[str], None]) -> Launch:
+def kubernetes_launch(
+    home: Home,
+    settings: Path | None,
+    tell: Callable[[str], None],
+    *,
+    image: str | None = None,
+    driver_version: str | None = None,
+) -> Launch:
     """The Kubernetes launcher, with the settings of a file.
 
     Args:
         settings: the file; RESILIENCE_KUBERNETES_SETTINGS, else `kubernetes.toml` in the data home,
             when None.
         tell: gets what a person should know while a run goes on.
+        image: one that the settings name for a release, in place of the one for every job.
+        driver_version: that of the nodes to use, in place of what the settings say.
 
     Raises:
-        InputError: the settings can't be used.
+        InputError: the settings can't be used, or do not name the image.
     """
     # Loading the client of the API takes a second that local jobs need not wait for.
     from resilience_pipelines.launchers.kubernetes.launcher import run_on_kubernetes
 
-    return partial(run_on_kubernetes, settings=kubernetes_settings(home, settings), tell=tell)
+    found = kubernetes_settings(home, settings).directed(image=image, driver_version=driver_version)
+    return partial(run_on_kubernetes, settings=found, tell=tell)
 
 
 def kubernetes_settings(home: Home, asked: Path | None) -> KubernetesSettings:
@@ -70,10 +82,25 @@ def kubernetes_settings(home: Home, asked: Path | None) -> KubernetesSettings:
     Raises:
         InputError: they can't be read, or one of them is wrong.
     """
-    from resilience_pipelines.launchers.kubernetes.settings import FILE, read_settings
+    from resilience_pipelines.launchers.kubernetes.settings import read_settings
 
+    return read_settings(_settings_file(home, asked))
+
+
+def kubernetes_settings_if_any(home: Home) -> KubernetesSettings | None:
+    """The settings that all commands find; None where nobody has written or named any.
+
+    Raises:
+        InputError: they can't be read, or one of them is wrong.
+    """
+    if not os.environ.get(SETTINGS_VARIABLE) and not _settings_file(home, None).exists():
+        return None
+    return kubernetes_settings(home, None)
+
+
+def _settings_file(home: Home, asked: Path | None) -> Path:
     given = asked or os.environ.get(SETTINGS_VARIABLE)
-    return read_settings(Path(given) if given else home.root / FILE)
+    return Path(given) if given else home.root / SETTINGS_FILE
 
 
 def choose(

@@ -29,6 +29,7 @@ class Feed:
         dimension: the dimension of a stack that its versions are values of; None where stacks do
             not name it.
         engine: the engine whose stacks these are, where the dimension is of several.
+        in_image: whether a container image brings the product; else the machine does, or nobody.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Feed:
     url: str
     parse: Callable[[bytes], list[Release]]
     engine: str | None = None
+    in_image: bool = False
 
     @property
     def address(self) -> str:
@@ -45,10 +47,16 @@ class Feed:
 
 
 def _of_code_host(
-    name: str, product: str, dimension: str | None, repository: str, engine: str | None = None
+    name: str,
+    product: str,
+    dimension: str | None,
+    repository: str,
+    *,
+    engine: str | None = None,
+    in_image: bool = False,
 ) -> Feed:
     url = f"https://github.com/{repository}/releases.atom"
-    return Feed(name, product, dimension, url, parse_atom, engine)
+    return Feed(name, product, dimension, url, parse_atom, engine, in_image)
 
 
 FEEDS: Final[Mapping[str, Feed]] = {
@@ -62,9 +70,11 @@ FEEDS: Final[Mapping[str, Feed]] = {
             "cuda", "CUDA", "cuda_version",
             "https://developer.download.nvidia.com/compute/cuda/redist/", parse_cuda_index,
         ),
-        _of_code_host("vllm", "vLLM", "engine_version", "vllm-project/vllm", engine="vllm"),
-        _of_code_host("torch", "PyTorch", "torch_version", "pytorch/pytorch"),
-        _of_code_host("criu", "CRIU", "criu_version", "checkpoint-restore/criu"),
+        _of_code_host(
+            "vllm", "vLLM", "engine_version", "vllm-project/vllm", engine="vllm", in_image=True
+        ),
+        _of_code_host("torch", "PyTorch", "torch_version", "pytorch/pytorch", in_image=True),
+        _of_code_host("criu", "CRIU", "criu_version", "checkpoint-restore/criu", in_image=True),
         _of_code_host("kubernetes", "Kubernetes", "kubernetes_version", "kubernetes/kubernetes"),
         _of_code_host("dynamo", "NVIDIA Dynamo", None, "ai-dynamo/dynamo"),
     )

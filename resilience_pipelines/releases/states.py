@@ -1,8 +1,8 @@
 """How far each release has come: known, available, running, measured or incompatible.
 
-What belongs here: drawing that from what is remembered of feeds, from this machine's stacks and
-from the stacks that were measured. What does not: making releases available, measuring them, and
-gathering what is seen (`release_survey`).
+What belongs here: drawing that from what is remembered of feeds, from this machine's stacks, from
+what a cluster offers and from the stacks that were measured. What does not:
+making releases available, measuring them, and gathering what is seen (`release_survey`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ReleaseState(StrEnum):
     KNOWN = "known"
     """A feed lists it."""
     AVAILABLE = "available"
-    """This machine has it, and nothing was measured with it yet."""
+    """This machine has it or a cluster offers it, and nothing was measured with it yet."""
     RUNNING = "running"
     """A job that measures it is at work, and nothing else was measured with it yet."""
     MEASURED = "measured"
@@ -40,12 +40,14 @@ class SeenStacks:
         running: what jobs measure at this moment.
         measured: what there are results of, failing ones too.
         failing: the part of `measured` on which an arm, or every snapshot, failed each time.
+        offered: names of feeds and versions that a cluster offers, by its nodes or by an image.
     """
 
     here: tuple[Stack, ...] = ()
     running: tuple[Stack, ...] = ()
     measured: tuple[Stack, ...] = ()
     failing: tuple[Stack, ...] = ()
+    offered: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ def states_of(feed: Feed, releases: Iterable[Release], seen: SeenStacks) -> list
             return ReleaseState.MEASURED if version in well else ReleaseState.INCOMPATIBLE
         if version in running:
             return ReleaseState.RUNNING
-        return ReleaseState.AVAILABLE if version in here else ReleaseState.KNOWN
+        if version in here or (feed.name, version) in seen.offered:
+            return ReleaseState.AVAILABLE
+        return ReleaseState.KNOWN
 
     return [ReleaseStatus(feed.name, release, state(release.version)) for release in releases]
 

@@ -220,7 +220,7 @@ def test_a_node_with_gpu_driver_and_taint_is_found(cluster: FakeCluster) -> None
         "nvidia.com/cuda.driver.major": "580",
         "nvidia.com/cuda.driver.minor": "159",
     }
-    cluster.add_node("gpu", runtime="cri-o://1.30", **labels)
+    cluster.add_node("gpu", runtime="cri-o://1.30", labels=labels)
     cluster.store.change("nodes", "gpu", lambda node: node["spec"].update(
         taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]))  # fmt: skip
     cluster.store.change(

@@ -20,7 +20,8 @@ from resilience_pipelines.dagster_io.instance import open_instance
 from resilience_pipelines.dagster_io.launcher import ChosenLauncher
 from resilience_pipelines.dagster_io.resources import HomeResource
 from resilience_pipelines.dagster_io.stack_partitions import partition_of, register
-from resilience_pipelines.launchers.kubernetes.settings import FILE, read_settings
+from resilience_pipelines.launchers.choice import SETTINGS_FILE
+from resilience_pipelines.launchers.kubernetes.settings import read_settings
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.warehouse.landing import find_landings, read_landing
 from tests.factories import make_stack
@@ -44,7 +45,7 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
     with fake_cluster(tmp_path) as found:
         found.stand_in()
         settings = found.settings()
-        path = found.home.root / FILE
+        path = found.home.root / SETTINGS_FILE
         path.write_text(toml(settings.model_dump(mode="json")))
         assert read_settings(path) == settings
         yield found
@@ -86,7 +87,7 @@ def test_a_command_that_is_told_to_end_ends_its_job(cluster: FakeCluster) -> Non
 
 def test_a_failure_has_its_name_its_mend_and_its_exit_code(cluster: FakeCluster) -> None:
     settings = cluster.settings(gpu={"count": 1})
-    (cluster.home.root / FILE).write_text(toml(settings.model_dump(mode="json")))
+    (cluster.home.root / SETTINGS_FILE).write_text(toml(settings.model_dump(mode="json")))
     process = resilience(cluster, "run", "startup", "--launcher", "kubernetes")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 4

@@ -54,6 +54,20 @@ def test_a_release_is_incompatible_where_every_stack_with_it_fails() -> None:
     ]
 
 
+def test_a_release_that_a_cluster_offers_is_available_until_it_is_measured() -> None:
+    listed = [Release(version="4.3")]
+    new = make_stack(criu_version="4.3")
+
+    def state(feed: str, **seen: tuple[Stack, ...]) -> ReleaseState:
+        found = SeenStacks(**seen, offered=frozenset({("criu", "4.3")}))
+        return states_of(FEEDS[feed], listed, found)[0].state
+
+    assert state("criu") is ReleaseState.AVAILABLE
+    assert state("criu", running=(new,)) is ReleaseState.RUNNING
+    assert state("criu", measured=(new,)) is ReleaseState.MEASURED
+    assert state("kubernetes") is ReleaseState.KNOWN
+
+
 def test_an_upgrade_is_what_a_stack_has_with_one_newer_version() -> None:
     base = make_stack(criu_version="4.2.1")
     listed = [

@@ -10,7 +10,6 @@ there is no ConfigMap that could be left behind or come too late. Nothing in it 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +22,7 @@ from resilience_pipelines.launchers.kubernetes.settings import (
     KubernetesSettings,
     TolerationSettings,
     VolumeSettings,
+    image_digest,
 )
 
 CONTAINER: Final = "job"
@@ -33,8 +33,6 @@ HOME_LABEL: Final = "resilience-pipelines/home"
 WORKER_LABEL: Final = "resilience-pipelines/worker"
 OUTCOMES: Final = ".outcomes"
 """A folder of the landing volume, which readers of landing zones skip: `<run_id>.json` each."""
-
-_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 Manifest = dict[str, Any]
 
@@ -207,7 +205,6 @@ def placement(settings: KubernetesSettings, rule: NodeRule | None = None) -> Man
 def _environment(
     spec: JobSpec, run_id: str, settings: KubernetesSettings, facts: ClusterFacts
 ) -> dict[str, str]:
-    digest = _DIGEST.search(settings.image)
     told = {
         job_environment.SPEC: spec.model_dump_json(),
         job_environment.RUN_ID: run_id,
@@ -215,7 +212,7 @@ def _environment(
         job_environment.LAUNCHED_BY: "kubernetes",
         job_environment.KUBERNETES_VERSION: facts.kubernetes_version,
         job_environment.CONTAINER_RUNTIME: facts.container_runtime,
-        job_environment.IMAGE_DIGEST: digest[1] if digest else None,
+        job_environment.IMAGE_DIGEST: image_digest(settings.image),
         job_environment.SIMULATED: facts.simulated,
     }
     return {name: value for name, value in told.items() if value is not None}

@@ -6,21 +6,30 @@ that a job's specification says, and any secret; pull secrets are named only.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from resilience_pipelines.errors import InputError
-
-FILE: Final = "kubernetes.toml"
-"""The settings in a data home, where no other file is named."""
+from resilience_pipelines.releases.catalogue import FEEDS
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/.+")]
+
+_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
+_DRIVER: Final = r"^[0-9]+(\.[0-9]+){0,2}$"
 
 
 Profile = Literal["RuntimeDefault", "Unconfined"]
@@ -69,7 +78,7 @@ class GpuSettings(_Settings):
     resource: Text = "nvidia.com/gpu"
     product: Text | None = None
     """Value of the label `nvidia.com/gpu.product`, e.g. `NVIDIA-H200`."""
-    driver_version: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+){0,2}$")] | None = None
+    driver_version: Annotated[str, Field(pattern=_DRIVER)] | None = None
     """The driver, by as many of its parts as matter: `580`, `580.159` or `580.159.04`."""
 
 
@@ -126,6 +135,8 @@ class KubernetesSettings(_Settings):
 
     image: Text
     """Image of the job; by digest if the stack shall name it."""
+    images: dict[str, dict[Text, Text]] = Field(default_factory=dict)
+    """Feed -> version -> the image that has this release, where it is another one."""
     landing: LandingSettings
     snapshots: VolumeSettings | None = None
     """None: snapshots live as long as the pod."""
@@ -159,7 +170,51 @@ class KubernetesSettings(_Settings):
     ttl_s: int = Field(default=3600, ge=0)
     """ttlSecondsAfterFinished: for a finished job whose launcher was killed."""
     read_nodes: bool = True
-    """Whether to ask for nodes, which a ClusterRole has to allow: for the container runtime."""
+    """Whether to ask for nodes, which a ClusterRole has to allow: for the container runtime and
+    for the drivers that the cluster offers."""
+
+    @field_validator("images")
+    @classmethod
+    def _are_of_feeds(cls, images: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        known = sorted(name for name, feed in FEEDS.items() if feed.in_image)
+        for name in images:
+            if name not in known:
+                raise ValueError(f"no image brings {name!r}: choose from {', '.join(known)}")
+        return images
+
+    def directed(
+        self, *, image: str | None = None, driver_version: str | None = None
+    ) -> KubernetesSettings:
+        """The settings of a job that shall measure a release: its image, or nodes with its driver.
+
+        Raises:
+            InputError: the settings name no such image, or that is no version of a driver.
+        """
+        settings = self
+        if image is not None:
+            named = {item for versions in self.images.values() for item in versions.values()}
+            if image not in named:
+                raise InputError(
+                    "image", image, "the launcher's settings name it for no release",
+                    mend="Name it under [images] as docs/kubernetes.md shows, or use one of "
+                    f"{', '.join(sorted(named)) or 'none yet'}.",
+                )  # fmt: skip
+            settings = settings.model_copy(update={"image": image})
+        if driver_version is not None:
+            if not re.fullmatch(_DRIVER, driver_version):
+                raise InputError(
+                    "driver", driver_version, "it is no version of a driver",
+                    mend="Write it as nvidia-smi does: 580.159.04.",
+                )  # fmt: skip
+            gpu = settings.gpu.model_copy(update={"driver_version": driver_version})
+            settings = settings.model_copy(update={"gpu": gpu})
+        return settings
+
+
+def image_digest(image: str) -> str | None:
+    """The digest that an image is named by; None where it is named by a tag."""
+    found = _DIGEST.search(image)
+    return found[1] if found else None
 
 
 def read_settings(path: Path) -> KubernetesSettings:

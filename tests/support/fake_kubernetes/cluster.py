@@ -50,11 +50,23 @@ class FakeCluster:
         self.problems: list[Exception] = []
         self.add_node(NODE)
 
-    def add_node(self, name: str, runtime: str = "containerd://1.7.0", **labels: str) -> None:
+    def add_node(
+        self,
+        name: str,
+        runtime: str = "containerd://1.7.0",
+        *,
+        gpus: int = 0,
+        ready: bool = True,
+        labels: dict[str, str] | None = None,
+    ) -> None:
         self.store.add("nodes", {
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": labels or {}},
             "spec": {},
-            "status": {"allocatable": {}, "nodeInfo": {"containerRuntimeVersion": runtime}},
+            "status": {
+                "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                "nodeInfo": {"containerRuntimeVersion": runtime},
+            },
         })  # fmt: skip
 
     @property

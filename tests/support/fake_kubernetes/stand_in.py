@@ -1,7 +1,7 @@
 """A job that measures nothing: it talks like `job.py`, lands a made-up record, ends as told.
 
 python -m tests.support.fake_kubernetes.stand_in --home DIR [--progress N] [--hold FILE]
-[--error REASON] [--no-landing] [--exit N]
+[--error REASON] [--no-landing] [--exit N] [--stack JSON]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resilience_pipelines import job_environment
 from resilience_pipelines.durability import replace_text
 from resilience_pipelines.home import open_home
 from resilience_pipelines.job_spec import parse_spec
-from tests.factories import RecordFactory, land
+from tests.factories import RecordFactory, land, make_stack
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--no-outcome", action="store_true")
     parser.add_argument("--stubborn", action="store_true")
     parser.add_argument("--exit", type=int, default=0)
+    parser.add_argument("--stack", type=json.loads, default={})
     options = parser.parse_args()
     told_to_end: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told_to_end.append(number))
@@ -56,9 +57,9 @@ def main() -> int:
     }
     if not options.no_landing:
         factory = RecordFactory()
-        record = factory.record(spec.kind, startups=[factory.startup()]).model_copy(
-            update={"run_id": run_id, "launcher": os.environ[job_environment.LAUNCHED_BY]}
-        )
+        record = factory.record(
+            spec.kind, startups=[factory.startup()], stack=make_stack(**options.stack)
+        ).model_copy(update={"run_id": run_id, "launcher": os.environ[job_environment.LAUNCHED_BY]})
         event["folder"] = str(land(open_home(options.home).landing, record))
     _finish(event, options)
     return options.exit
