@@ -9,7 +9,7 @@ partition names a stack by its two labels; results carry the key over every dime
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import dagster as dg
@@ -22,6 +22,21 @@ from resilience_pipelines.stack import Stack
 HARDWARES: Final = dg.DynamicPartitionsDefinition(name=HARDWARE)
 SOFTWARES: Final = dg.DynamicPartitionsDefinition(name=SOFTWARE)
 STACKS: Final = dg.MultiPartitionsDefinition({HARDWARE: HARDWARES, SOFTWARE: SOFTWARES})
+
+
+def missing_partitions(
+    instance: dg.DagsterInstance, stacks: Collection[Stack]
+) -> list[dg.AddDynamicPartitionsRequest]:
+    """What a sensor requests so that each stack has its partition; nothing where all have."""
+    wanted = (
+        (HARDWARES, {stack.hardware_label for stack in stacks}),
+        (SOFTWARES, {stack.software_label for stack in stacks}),
+    )
+    return [
+        definition.build_add_request(sorted(new))
+        for definition, labels in wanted
+        if (new := labels - set(instance.get_dynamic_partitions(str(definition.name))))
+    ]
 
 
 def worker_of(partition: str, stacks: Mapping[str, Stack], asked: str | None = None) -> str:

@@ -1,11 +1,11 @@
 """Sensors: what runs because something was seen.
 
 What belongs here: watching this machine and its landing zone. What does not: what is done about it
-(`jobs`).
+(`jobs`), and watching a cluster (`cluster_sensors`).
 
 Sensors that measure nothing are running from the start: they keep the list of partitions true,
-bring into the warehouse what the command line or a pod has landed, and tell what came out. The one
-that starts measurements is stopped until somebody starts it.
+bring into the warehouse what the command line or a pod has landed, and tell what came out. The ones
+that start measurements are stopped until somebody starts it.
 """
 
 import json
@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from assets.cluster_sensors import cluster_nodes, offered_releases
 from assets.jobs import main_job, refresh_warehouse
-from assets.partitions import HARDWARES, SOFTWARES
+from assets.partitions import SOFTWARES, missing_partitions
 from assets.warehouse import LANDING_DIGEST, RUNS_KEY, landing_digest
 from resilience_pipelines.alerts import channels, send
 from resilience_pipelines.context import read_machines
@@ -59,15 +60,7 @@ def this_machine(context: dg.SensorEvaluationContext, home: HomeResource) -> dg.
     """Register what is not registered yet."""
     with failures():
         stacks = [machine.stack for machine in read_machines(home.open()).values()]
-    wanted = (
-        (HARDWARES, {stack.hardware_label for stack in stacks}),
-        (SOFTWARES, {stack.software_label for stack in stacks}),
-    )
-    requests = [
-        definition.build_add_request(sorted(new))
-        for definition, labels in wanted
-        if (new := labels - set(context.instance.get_dynamic_partitions(str(definition.name))))
-    ]
+    requests = missing_partitions(context.instance, stacks)
     if requests:
         return dg.SensorResult(dynamic_partitions_requests=requests)
     return dg.SensorResult(skip_reason="This machine's partitions are registered.")
@@ -209,4 +202,12 @@ def upgrade_verdicts(context: dg.SensorEvaluationContext, home: HomeResource) ->
     )
 
 
-SENSORS = (this_machine, new_releases, unmeasured_stacks, new_landing_folders, upgrade_verdicts)
+SENSORS = (
+    this_machine,
+    new_releases,
+    unmeasured_stacks,
+    cluster_nodes,
+    offered_releases,
+    new_landing_folders,
+    upgrade_verdicts,
+)

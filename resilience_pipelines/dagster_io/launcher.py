@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 from pydantic import Field
 
 from resilience_pipelines import job_environment
-from resilience_pipelines.errors import DeadlineError
+from resilience_pipelines.errors import DeadlineError, UnsupportedError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import JobSpec
 from resilience_pipelines.launchers.choice import (
@@ -37,6 +37,14 @@ from resilience_pipelines.warehouse.landing import LandedRun, read_landing
 
 _END_DEADLINE_S = 30.0
 _STDERR_LINES_KEPT = 50
+
+
+OFFER_TAG: Final = "resilience/offer"
+"""Of a run: the key of the cluster's offer that it was requested for."""
+IMAGE_TAG: Final = "resilience/image"
+"""Of a run: the image for its jobs, one that the launcher's settings name for a release."""
+DRIVER_TAG: Final = "resilience/driver"
+"""Of a run: the driver of the nodes for its jobs."""
 
 
 class JobLauncher(dg.ConfigurableResource["JobLauncher"]):
@@ -153,20 +161,31 @@ class ChosenLauncher(JobLauncher):
             JobError: the job reported an error, ended without a result, or its cluster failed it.
             DeadlineError: it took too long and was ended.
             CorruptError: what it landed is not what it wrote.
-            InputError: the settings can't be used.
+            InputError: the settings can't be used, or do not name the run's image.
+            UnsupportedError: the run asks for an image or a driver, and jobs run on this machine.
         """
         with job_lineage(spec, home) as landed:
             return landed(self._run(context, spec, home))
 
     def _run(self, context: dg.AssetExecutionContext, spec: JobSpec, home: Home) -> LandedRun:
+        image, driver = (context.run.tags.get(tag) for tag in (IMAGE_TAG, DRIVER_TAG))
         if self.measures_this_machine:
+            if image or driver:
+                raise UnsupportedError(
+                    f"The run asks for {image or f'nodes with driver {driver}'}, and the launcher "
+                    "measures this machine as it is.",
+                    mend="Set the resource `launcher` to kubernetes, or launch the run without the "
+                    f"tags {IMAGE_TAG} and {DRIVER_TAG}.",
+                )
             return LocalLauncher(deadline_s=self.deadline_s).run(context, spec, home)
         settings = Path(self.kubernetes_settings) if self.kubernetes_settings else None
 
         def progress(what: str, done: int, total: int) -> None:
             context.log.info(f"{done}/{total} {what}")
 
-        launch = kubernetes_launch(home, settings, context.log.warning)
+        launch = kubernetes_launch(
+            home, settings, context.log.warning, image=image, driver_version=driver
+        )
         return read_landing(launch(spec, home, progress).folder)
 
 

@@ -145,8 +145,8 @@ def test_dg_dev_serves_assets_jobs_and_sensors(environment: dict[str, str]) -> N
     assert "read_releases" in jobs
     states = {item["name"]: item["sensorState"]["status"] for item in location["sensors"]}
     stopped = {name for name, state in states.items() if state != "RUNNING"}
-    assert stopped == {"unmeasured_stacks"}
-    assert {"this_machine", "new_releases", "new_landing_folders"} <= set(states)
+    assert stopped == {"unmeasured_stacks", "offered_releases"}
+    assert {"this_machine", "new_releases", "cluster_nodes", "new_landing_folders"} <= set(states)
     schedules = {item["name"]: item["scheduleState"]["status"] for item in location["schedules"]}
     assert set(schedules) == {"daily_pruning", "daily_releases", "weekly_main"}
     assert set(schedules.values()) == {"STOPPED"}

@@ -212,13 +212,16 @@ def test_nothing_measures_until_an_operator_says_so(defs: dg.Definitions) -> Non
     schedule = defs.resolve_schedule_def("weekly_main")
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     assert schedule.job_name == "main_job"
-    for name in ("this_machine", "new_releases", "new_landing_folders", "upgrade_verdicts"):
+    for name in (
+        "this_machine", "new_releases", "cluster_nodes", "new_landing_folders", "upgrade_verdicts",
+    ):  # fmt: skip
         sensor = defs.resolve_sensor_def(name)
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
         assert not sensor.has_jobs or sensor.job_name == "refresh_warehouse"
-    measuring = defs.resolve_sensor_def("unmeasured_stacks")
-    assert measuring.default_status is dg.DefaultSensorStatus.STOPPED
-    assert measuring.job_name == "main_job"
+    for name in ("unmeasured_stacks", "offered_releases"):
+        measuring = defs.resolve_sensor_def(name)
+        assert measuring.default_status is dg.DefaultSensorStatus.STOPPED
+        assert measuring.job_name == "main_job"
 
 
 def test_configuration_left_alone_asks_for_what_the_command_line_asks_for() -> None:
