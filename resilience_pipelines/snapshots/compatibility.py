@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from resilience_pipelines.snapshots.build_id import read_build_id
 from resilience_pipelines.snapshots.manifest import SCHEMA_VERSION, Manifest, MappedFile
 from resilience_pipelines.stack import Stack
 
@@ -159,14 +160,21 @@ def _check_files(manifest: Manifest) -> list[Incompatibility]:
 def _check_file(file: MappedFile) -> Incompatibility | None:
     try:
         facts = os.stat(file.path)  # noqa: PTH116
+        same_size = facts.st_size == file.bytes
+        build_id = read_build_id(Path(file.path)) if same_size and file.build_id else None
     except OSError as error:
         return Incompatibility(
             IncompatibilityCode.MAPPED_FILE, True, file.path, error.strerror or "no such file"
         )
-    if facts.st_size != file.bytes:
+    if not same_size:
         return Incompatibility(
             IncompatibilityCode.MAPPED_FILE, True,
             f"{file.path} of {file.bytes} bytes", f"{facts.st_size} bytes",
+        )  # fmt: skip
+    if build_id != file.build_id:
+        return Incompatibility(
+            IncompatibilityCode.MAPPED_FILE, True,
+            f"{file.path} of build {file.build_id}", f"build {build_id or 'unknown'}",
         )  # fmt: skip
     if facts.st_mtime_ns != file.mtime_ns:
         return Incompatibility(

@@ -29,6 +29,7 @@ from resilience_pipelines.records import (
     Outcome,
     SnapshotMeasurement,
 )
+from resilience_pipelines.snapshots.build_id import read_build_id
 from resilience_pipelines.snapshots.compatibility import Host, check
 from resilience_pipelines.snapshots.criu import Criu, InheritedPipe, copy_private
 from resilience_pipelines.snapshots.device import DeviceEngine
@@ -412,7 +413,10 @@ def read_mapped_files(process: Process) -> tuple[MappedFile, ...]:
             if f"/{path}" not in found:
                 facts = (root / path).stat()
                 found[f"/{path}"] = MappedFile(
-                    path=f"/{path}", bytes=facts.st_size, mtime_ns=facts.st_mtime_ns
+                    path=f"/{path}",
+                    bytes=facts.st_size,
+                    mtime_ns=facts.st_mtime_ns,
+                    build_id=read_build_id(root / path),
                 )
     return tuple(found[path] for path in sorted(found))
 

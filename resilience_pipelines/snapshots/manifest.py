@@ -67,6 +67,8 @@ class MappedFile(Record):
     path: Annotated[str, Field(pattern=r"^/", max_length=4096)]
     bytes: Count
     mtime_ns: int = Field(ge=-MAX_COUNT, le=MAX_COUNT)
+    build_id: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=512)] | None = None
+    """Of an ELF file that has one. Manifests of before it was read have none for any file."""
 
 
 class Manifest(Record):

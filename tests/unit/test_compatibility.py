@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from resilience_pipelines.snapshots.build_id import read_build_id
 from resilience_pipelines.snapshots.compatibility import Host, IncompatibilityCode, check
 from resilience_pipelines.snapshots.manifest import Manifest, MappedFile
 from resilience_pipelines.stack import Stack
@@ -88,6 +95,85 @@ def test_mapped_files_are_compared_with_those_on_disk(tmp_path: Path) -> None:
     assert codes(mapped(5, facts.st_mtime_ns), host()) == {IncompatibilityCode.MAPPED_FILE: True}
     missing = mapped(4, 1, tmp_path / "gone.so")
     assert codes(missing, host()) == {IncompatibilityCode.MAPPED_FILE: True}
+
+
+def build(path: Path, version: int, build_id: str = "sha1") -> MappedFile:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc on this machine: builds of a library can't be made")
+    program = path.with_suffix(".c")
+    program.write_text(f"int version(void) {{ return {version}; }}\n")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", f"-Wl,--build-id={build_id}", "-o", path, program],
+        check=True, timeout=60,
+    )  # fmt: skip
+    facts = path.stat()
+    return MappedFile(
+        path=str(path), bytes=facts.st_size, mtime_ns=facts.st_mtime_ns,
+        build_id=read_build_id(path),
+    )  # fmt: skip
+
+
+def test_another_build_of_the_same_size_blocks(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    first = build(library, 1)
+    made = manifest(mapped_files=(first,))
+    assert first.build_id is not None
+    assert check(made, host()) == []
+    second = build(library, 2)
+    assert second.bytes == first.bytes
+    (found,) = check(made, host())
+    assert (found.code, found.blocking) == (IncompatibilityCode.MAPPED_FILE, True)
+    assert first.build_id in found.wanted
+    assert found.found == f"build {second.build_id}"
+
+
+def test_a_build_that_lost_its_id_blocks_and_one_that_never_had_one_is_not_compared(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "lib.so"
+    made = build(library, 1)
+    library.write_bytes(bytes(made.bytes))
+    os.utime(library, ns=(made.mtime_ns, made.mtime_ns))
+    assert codes(manifest(mapped_files=(made,)), host()) == {IncompatibilityCode.MAPPED_FILE: True}
+    bare = build(library, 1, "none")
+    assert bare.build_id is None
+    build(library, 2, "none")
+    assert codes(manifest(mapped_files=(bare,)), host()) == {
+        IncompatibilityCode.MAPPED_FILE_TIME: False
+    }
+
+
+def test_a_manifest_of_before_build_ids_were_read_says_what_it_said(tmp_path: Path) -> None:
+    made = build(tmp_path / "lib.so", 1)
+    old = json.loads(manifest(mapped_files=(made,)).model_dump_json())
+    assert old["mapped_files"][0].pop("build_id") == made.build_id
+    read = Manifest.model_validate_json(json.dumps(old))
+    assert read.mapped_files[0].build_id is None
+    assert check(read, host()) == []
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf on this machine")
+def test_a_build_id_is_the_one_that_readelf_reads(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    for path in (library, Path(sys.executable).resolve(), Path("/bin/ls").resolve()):
+        if path == library:
+            build(library, 1)
+        shown = subprocess.run(
+            ["readelf", "--notes", path],
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout  # fmt: skip
+        found = re.search(r"Build ID: ([0-9a-f]+)", shown)
+        assert read_build_id(path) == (found[1] if found else None)
+
+
+def test_what_is_no_whole_elf_file_has_no_build_id(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    build(library, 1)
+    whole = library.read_bytes()
+    for length in (0, 3, 63, 64, 100):
+        library.write_bytes(whole[:length])
+        assert read_build_id(library) is None
 
 
 def test_blocking_differences_come_first() -> None:
