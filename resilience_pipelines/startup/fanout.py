@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from resilience_pipelines.errors import InputError, ResilienceError, UnsupportedError
+from resilience_pipelines.errors import InputError, ResilienceError, Stopped, UnsupportedError
 from resilience_pipelines.records import FanoutRestore, OracleVerdict, Outcome, PageCache
 from resilience_pipelines.snapshots.engine import RESTORE_DEADLINE_S, SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotReason
@@ -44,7 +44,7 @@ class FanoutPlan:
 
     Args:
         widths: how many restores at once.
-        page_caches: `cold` and `warm`, in which order both are taken in turn.
+        page_caches: `cold`, `warm` or both, in turn for each width.
         repeats: waves of each width and page cache.
 
     Raises:
@@ -99,7 +99,10 @@ def run_fanout(
 ) -> FanoutResult:
     """Make every wave of the plan. A restore that fails is a result.
 
+    A run that is stopped keeps the waves that were finished, and says how many are missing.
+
     Raises:
+        Stopped: before any wave was finished.
         UnsupportedError: this machine can't restore at all.
         OSError: the image can't be read.
     """
@@ -111,15 +114,22 @@ def run_fanout(
     unsupported: dict[str, str] = {}
     waves = plan.schedule()
     bandwidth: dict[int, float] = {}
-    for place, (repeat, cache, width) in enumerate(waves):
-        progress(f"{width} at once, page cache {cache}", place, len(waves))
-        if why := _no_room(width, snapshot):
-            unsupported[f"{width} restores at once"] = why
-            continue
-        if repeat not in bandwidth:
-            bandwidth[repeat] = read_bandwidth(files)
-        restores += _wave(context, engine, snapshot, _Wave(repeat, cache, width, bandwidth[repeat]))
-    progress("finished", len(waves), len(waves))
+    place = 0
+    try:
+        for place, (repeat, cache, width) in enumerate(waves):
+            progress(f"{width} at once, page cache {cache}", place, len(waves))
+            if why := _no_room(width, snapshot):
+                unsupported[f"{width} restores at once"] = why
+                continue
+            if repeat not in bandwidth:
+                bandwidth[repeat] = read_bandwidth(files)
+            wave = _Wave(repeat, cache, width, bandwidth[repeat])
+            restores += _wave(context, engine, snapshot, wave)
+        progress("finished", len(waves), len(waves))
+    except Stopped:
+        if not restores:
+            raise
+        unsupported["rest of the run"] = f"It was stopped after {place} of {len(waves)} waves."
     return FanoutResult(tuple(restores), unsupported)
 
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from resilience_pipelines.errors import InputError, UnsupportedError
+from resilience_pipelines.errors import InputError, Stopped, UnsupportedError
 from resilience_pipelines.job_spec import FanoutSpec, parse_spec
 from resilience_pipelines.records import Oracle, OracleVerdict, Outcome, PageCache
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.startup import fanout, page_cache
 from resilience_pipelines.startup.arms import Started
-from resilience_pipelines.startup.benchmark import BenchmarkContext
+from resilience_pipelines.startup.benchmark import BenchmarkContext, Progress
 from resilience_pipelines.startup.fanout import (
     FanoutPlan,
     FanoutResult,
@@ -77,10 +77,21 @@ def test_available_memory_is_what_the_kernel_says() -> None:
         available_memory_bytes("MemTotal: 100 kB\n")
 
 
+THREE = FanoutPlan((3,), (PageCache.WARM,), 1)
+
+
+def nothing(what: str, done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
 def wave_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore: Callable[[str], Started]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restore: Callable[[str], Started],
+    plan: FanoutPlan = THREE,
+    progress: Progress = nothing,
 ) -> FanoutResult:
-    """A wave of three whose restores are `restore(name)`."""
+    """The waves of a plan whose restores are `restore(name)`."""
     worker = SimpleNamespace(weight_files=list, logprob_tolerance=0.0, request_deadline_s=1.0)
     context = cast(
         BenchmarkContext, SimpleNamespace(engine=object(), worker=worker, evidence=tmp_path)
@@ -89,8 +100,7 @@ def wave_of(
     equal = Oracle(verdict=OracleVerdict.EQUAL, tokens=1)
     monkeypatch.setattr(fanout, "restore_worker", lambda *_, name, **__: restore(name))
     monkeypatch.setattr(fanout, "check_answer", lambda *_, **__: equal)
-    plan = FanoutPlan((3,), (PageCache.WARM,), 1)
-    return run_fanout(plan, snapshot, context, lambda *_: None)
+    return run_fanout(plan, snapshot, context, progress)
 
 
 class Stand:
@@ -160,6 +170,23 @@ def test_a_wave_that_memory_has_no_room_for_is_not_tried(
     result = wave_of(tmp_path, monkeypatch, Stand().started)
     assert result.restores == ()
     assert list(result.unsupported) == ["3 restores at once"]
+
+
+def test_a_run_that_is_stopped_keeps_its_finished_waves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = Stand()
+
+    def stop_in_the_second(what: str, done: int, total: int) -> None:
+        if done == 1:
+            raise Stopped(130)
+
+    result = wave_of(
+        tmp_path, monkeypatch, stand.started, FanoutPlan((1, 2), (PageCache.WARM,), 1),
+        stop_in_the_second,
+    )  # fmt: skip
+    assert [item.width for item in result.restores] == [1]
+    assert result.unsupported == {"rest of the run": "It was stopped after 1 of 2 waves."}
 
 
 def test_a_machine_that_can_not_restore_says_so(tmp_path: Path) -> None:
