@@ -300,8 +300,8 @@ class Benchmark(_Job):
         cold_repeats: starts of the arm `cold`, where it shall differ.
         page_cache: before each start: `auto`, `cold`, `warm`, `as_found`.
         sleep_levels: levels of the arm `sleep_wake`; the worker's default when empty.
-        snapshot: id of a stored snapshot to restore; one that this run takes when None.
         port: of the worker on loopback; a free one when None.
+        snapshot: id of a stored snapshot to restore; one that this run takes when None.
 
     Raises:
         InputError: naming the field that is wrong.
@@ -315,8 +315,8 @@ class Benchmark(_Job):
     cold_repeats: int | None = None
     page_cache: str = PageCachePolicy.AUTO.value
     sleep_levels: Sequence[int] = ()
-    snapshot: str | None = None
     port: int | None = None
+    snapshot: str | None = None
 
 
 @dataclass(frozen=True)
