@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home
 from resilience_pipelines.job_spec import StartupSpec
 from resilience_pipelines.launchers.kubernetes import client as client_module
@@ -29,9 +30,10 @@ from resilience_pipelines.launchers.kubernetes.failures import ClusterError, Fai
 from resilience_pipelines.launchers.kubernetes.launcher import clean_orphans, run_on_kubernetes
 from resilience_pipelines.launchers.kubernetes.manifest import MANAGED_BY, MANAGED_BY_LABEL
 from resilience_pipelines.launchers.launcher import JobError, JobResult
-from resilience_pipelines.launches import LaunchRecord, read_launches
-from resilience_pipelines.records import Basis
+from resilience_pipelines.launches import LaunchRecord, read_launches, write_launch
+from resilience_pipelines.records import Arm, Basis, RunKind
 from resilience_pipelines.warehouse.landing import find_landings, read_landing
+from tests.factories import EPOCH, RecordFactory, land
 from tests.support.fake_kubernetes.cluster import NODE, REPOSITORY, FakeCluster, fake_cluster
 from tests.support.fake_kubernetes.server import Fault
 from tests.support.fake_kubernetes.store import StatusError
@@ -121,6 +123,51 @@ def kind_of(found: object) -> FailureKind:
 def evidence(home: Home, record: LaunchRecord, name: str) -> str:
     assert name in record.evidence
     return (home.launches / record.run_id / name).read_text()
+
+
+def taken_on(home: Home, node: str) -> str:
+    """A snapshot that an earlier launch of this home took on a node; returns its id."""
+    factory = RecordFactory()
+    name = "snap-20260302T090000Z-00000001"
+    taken = factory.snapshot().model_copy(update={"snapshot_id": name})
+    record = factory.record(RunKind.SNAPSHOT, snapshots=[taken])
+    land(home.landing, record)
+    launched = LaunchRecord(
+        run_id=record.run_id, launcher="kubernetes", worker="reference", basis=Basis.SIMULATED,
+        launched_at=EPOCH, ended_at=EPOCH, landed=True, namespace="resilience", job_name="job",
+        node=node,
+    )  # fmt: skip
+    write_launch(home, launched, {})
+    return name
+
+
+def test_a_stored_snapshot_goes_to_its_node_or_to_any_other(cluster: FakeCluster) -> None:
+    spec = StartupSpec(arms=(Arm.RESTORE,), snapshot=taken_on(cluster.home, NODE))
+
+    def run(**changes: Any) -> LaunchRecord:
+        settings = cluster.settings(**changes)
+        result = run_on_kubernetes(spec, cluster.home, lambda *_: None, settings)
+        [record] = [item for item in read_launches(cluster.home) if item.run_id == result.run_id]
+        return record
+
+    assert run(restore_node="same").node == NODE
+    with pytest.raises(ClusterError) as caught:
+        run(restore_node="other", deadlines={"pending_s": 0.5})
+    assert caught.value.kind is FailureKind.UNSCHEDULABLE, "there is only that one node"
+    cluster.add_node("node-2")
+    assert run(restore_node="other").node == "node-2"
+    assert cluster.left() == []
+
+
+def test_a_snapshot_of_an_unknown_node_is_refused_before_anything_is_made(
+    cluster: FakeCluster,
+) -> None:
+    spec = StartupSpec(arms=(Arm.RESTORE,), snapshot="snap-20260101T000000Z-00000000")
+    with pytest.raises(InputError, match="no launch of this data home"):
+        run_on_kubernetes(
+            spec, cluster.home, lambda *_: None, cluster.settings(restore_node="same")
+        )
+    assert cluster.server.requests == []
 
 
 def test_a_job_lands_its_result_and_leaves_nothing(cluster: FakeCluster) -> None:

@@ -163,15 +163,24 @@ def _fits(pod: Object, node: Object) -> bool:
     return not _why(pod, [node])
 
 
-def _likes(pod: Object, labels: dict[str, Any]) -> bool:
+def _likes(pod: Object, node: Object) -> bool:
     """The node affinity: any of its terms, each as a whole."""
     required = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     )  # fmt: skip
+    labels: dict[str, Any] = node["metadata"].get("labels", {})
+    # The one field that the real scheduler takes.
+    fields = {"metadata.name": node["metadata"]["name"]}
     return required is None or any(
-        all(labels.get(item["key"]) in item["values"] for item in term["matchExpressions"])
+        all(_matches(labels, item) for item in term.get("matchExpressions", ()))
+        and all(_matches(fields, item) for item in term.get("matchFields", ()))
         for term in required["nodeSelectorTerms"]
     )
+
+
+def _matches(values: dict[str, Any], requirement: Object) -> bool:
+    found = values.get(requirement["key"]) in requirement["values"]
+    return {"In": found, "NotIn": not found}[requirement["operator"]]
 
 
 def _why(pod: Object, nodes: list[Object]) -> str:
@@ -180,7 +189,7 @@ def _why(pod: Object, nodes: list[Object]) -> str:
         labels: dict[str, Any] = node["metadata"].get("labels", {})
         wanted = pod["spec"].get("nodeSelector", {})
         if any(labels.get(name) != value for name, value in wanted.items()) or not _likes(
-            pod, labels
+            pod, node
         ):
             reasons.add("node(s) didn't match Pod's node affinity/selector")
             continue
