@@ -421,7 +421,7 @@ def migrate(connection: duckdb.DuckDBPyConnection) -> int:
     """Bring schema `raw` to the newest version, each step in a transaction; returns the version.
 
     Raises:
-        CorruptError: the warehouse was made by a newer release.
+        CorruptError: the warehouse was made by a newer release, or is not what its version says.
     """
     connection.execute("create schema if not exists raw")
     connection.execute(
@@ -450,7 +450,21 @@ def migrate(connection: duckdb.DuckDBPyConnection) -> int:
         except BaseException:
             connection.execute("rollback")
             raise
+    _check_tables(connection, current)
     return newest
+
+
+def _check_tables(connection: duckdb.DuckDBPyConnection, made_as: int) -> None:
+    found = connection.execute(
+        "select table_name from duckdb_tables() where schema_name = 'raw'"
+    ).fetchall()
+    wanted = {"stacks", "samples", "rejected", *RECORD_TABLES, *SIDE_TABLES}
+    if missing := sorted(wanted - {name for (name,) in found}):
+        raise CorruptError(
+            f"The warehouse has schema version {made_as} and no table raw.{missing[0]}: it was "
+            "made while that version was still being written, or is damaged.",
+            mend="Move the file away and load all results again.",
+        )
 
 
 def frame_schemas(
