@@ -10,8 +10,12 @@ one. Nobody ever sees half of it.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +23,7 @@ from typing import Final
 import duckdb
 
 from resilience_pipelines.durability import sync
-from resilience_pipelines.errors import CorruptError, InputError, StorageError
+from resilience_pipelines.errors import BusyError, CorruptError, InputError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.warehouse.connection import (
@@ -36,6 +40,7 @@ STORAGE_VERSION: Final = "v1.0.0"
 SORT_MEMORY: Final = "2GiB"
 """What putting a table in order may hold in memory; the rest of a larger table goes to disk."""
 
+_POLL_S = 0.05
 _WORK_PREFIX = ".publishing-"
 _MEND_BUILD = "Load results and build the marts first: `resilience load`."
 
@@ -56,7 +61,7 @@ def publish(home: Home, *, parquet: bool = False, lock_wait_s: float = LOCK_WAIT
 
     Raises:
         InputError: there are no marts yet.
-        BusyError: another process has the warehouse open.
+        BusyError: another process has the warehouse open, or is publishing.
         StorageError: no space, or no right to write; the old file stays as it was.
         CorruptError: the copy is not what was copied; the old file stays as it was.
     """
@@ -68,7 +73,10 @@ def publish(home: Home, *, parquet: bool = False, lock_wait_s: float = LOCK_WAIT
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_orphans(target.parent, f"{_WORK_PREFIX}*")
-        with owned_folder(target.parent / f"{_WORK_PREFIX}{secrets.token_hex(4)}") as work:
+        with (
+            _only_publisher(target.parent, lock_wait_s),
+            owned_folder(target.parent / f"{_WORK_PREFIX}{secrets.token_hex(4)}") as work,
+        ):
             copy = work / target.name
             with alone_in_process(home.warehouse, lock_wait_s):
                 marts = _copy(home.warehouse, copy, time.monotonic() + lock_wait_s)
@@ -89,6 +97,28 @@ def publish(home: Home, *, parquet: bool = False, lock_wait_s: float = LOCK_WAIT
             mend="Check the path, its rights and its free space.",
         ) from error
     return target
+
+
+@contextmanager
+def _only_publisher(folder: Path, wait_s: float) -> Iterator[None]:
+    """Keep others from publishing: whoever copied first would put an older file in place last."""
+    deadline = time.monotonic() + wait_s
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        f"Somebody else has been publishing to {folder} for {wait_s:g} s.",
+                        mend="Wait for it to end.",
+                    ) from error
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _copy(warehouse: Path, copy: Path, deadline: float) -> list[_Mart]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from pathlib import Path
 
@@ -172,4 +174,44 @@ def test_a_loader_in_another_thread_is_waited_for_within_bounds(home: Home) -> N
     finally:
         leave.set()
         thread.join(30)
+    publish(home)
+
+
+def test_a_publisher_that_copied_earlier_does_not_bring_an_older_file_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second_is_done = threading.Event()
+    first_has_copied = threading.Event()
+    sync = module.sync
+
+    def slow_sync(path: Path) -> None:
+        if not first_has_copied.is_set():
+            first_has_copied.set()
+            second_is_done.wait(1.0)
+        sync(path)
+
+    def publish_newer() -> None:
+        first_has_copied.wait(30)
+        with duckdb.connect(str(home.warehouse)) as connection:
+            connection.execute("create table newer as select 1 as x")
+        publish(home)
+        second_is_done.set()
+
+    monkeypatch.setattr(module, "sync", slow_sync)
+    second = threading.Thread(target=publish_newer)
+    second.start()
+    publish(home)
+    second.join(60)
+    assert read(home, "select x from newer") == [(1,)]
+
+
+def test_whoever_publishes_is_waited_for_within_bounds(home: Home) -> None:
+    home.published.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(home.published.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(BusyError, match="has been publishing"):
+            publish(home, lock_wait_s=0.1)
+    finally:
+        os.close(handle)
     publish(home)
