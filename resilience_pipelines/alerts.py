@@ -22,7 +22,12 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from resilience_pipelines.addresses import own_segment_address
+from resilience_pipelines.addresses import (
+    Destination,
+    ForbiddenAddressError,
+    find_destination,
+    look_up,
+)
 from resilience_pipelines.errors import InputError, ResilienceError
 
 WEBHOOK: Final = "RESILIENCE_ALERT_WEBHOOK"
@@ -102,11 +107,14 @@ def _post_slack(variable: str, address: str, alert: Alert) -> None:
 
 
 def _post(variable: str, address: str, body: Mapping[str, Any]) -> None:
-    _require_http(variable, address)
     try:
+        found = _find(variable, address)
         # No redirects: where it goes was decided by whoever set the address.
-        answer = httpx.post(address, json=body, timeout=TIMEOUT_S, follow_redirects=False)
-    except httpx.HTTPError as error:
+        with httpx.Client(timeout=TIMEOUT_S, follow_redirects=False) as client:
+            answer = client.post(
+                found.url, json=body, headers=found.headers, extensions=dict(found.extensions)
+            )
+    except (OSError, httpx.HTTPError) as error:
         raise AlertError(
             f"The address in {variable} did not answer ({type(error).__name__}).",
             mend="Check the address and the way to it; it is tried again.",
@@ -118,19 +126,25 @@ def _post(variable: str, address: str, body: Mapping[str, Any]) -> None:
         )
 
 
-def _require_http(variable: str, address: str) -> None:
+def _find(variable: str, address: str) -> Destination:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(
             variable, "(not shown)", "it is no http:// or https:// address",
             mend="Give the whole address of the webhook.",
         )  # fmt: skip
-    if own_segment_address(parts.hostname) is not None:
-        raise InputError(
-            variable, "(not shown)", "it leads to a link-local address, where clouds keep the "
-            "credentials of machines",
-            mend="Give the address of a webhook.",
-        )  # fmt: skip
+    try:
+        return find_destination(address)
+    except ForbiddenAddressError:
+        raise _forbidden(variable) from None
+
+
+def _forbidden(variable: str) -> InputError:
+    return InputError(
+        variable, "(not shown)", "it leads to a link-local address, where clouds keep the "
+        "credentials of machines, or by a name to this machine itself",
+        mend="Give another address; this machine's own as 127.0.0.1 or localhost.",
+    )  # fmt: skip
 
 
 def _mail(variable: str, addresses: str, alert: Alert) -> None:
@@ -140,6 +154,15 @@ def _mail(variable: str, addresses: str, alert: Alert) -> None:
             SMTP, "(not shown)", f"{variable} is set, and this is no smtp:// or smtps:// address",
             mend="Give smtp://user:password@host:587.",
         )  # fmt: skip
+    try:
+        look_up(server.hostname)
+    except ForbiddenAddressError:
+        raise _forbidden(SMTP) from None
+    except OSError:
+        raise AlertError(
+            f"The name of the mail server in {SMTP} is not known.",
+            mend="Check the server; it is tried again.",
+        ) from None
     message = EmailMessage()
     recipients = [part.strip() for part in addresses.split(",") if part.strip()]
     if not recipients:

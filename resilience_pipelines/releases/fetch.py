@@ -2,8 +2,9 @@
 
 What belongs here: from an address to bytes. What does not: what the bytes mean (`formats`).
 
-Redirects are followed by hand: to https only (or from http to http), and never to an address of
-the machine's own network segment, where clouds keep their metadata.
+Redirects are followed by hand: to https only (or from http to http), never to an address of the
+machine's own network segment, where clouds keep their metadata, and never nearer to this machine
+than they come from: what the world answers leads to no private network, and nothing to loopback.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from urllib.request import url2pathname
 
 import httpx
 
-from resilience_pipelines.addresses import own_segment_address
+from resilience_pipelines.addresses import (
+    Destination,
+    ForbiddenAddressError,
+    Network,
+    find_destination,
+)
 from resilience_pipelines.errors import DeadlineError, InputError, ResilienceError
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -110,10 +116,15 @@ class _BusyError(Exception):
 
 def _try(client: httpx.Client, url: str, etag: str | None, end: float) -> Fetched:
     headers = {"If-None-Match": etag} if etag else {}
+    nearest = Network.LOOPBACK
     for _ in range(MAX_REDIRECTS + 1):
-        _refuse_own_segment(url)
+        found = _find(url, nearest)
+        nearest = found.network
         try:
-            with client.stream("GET", url, headers=headers) as response:
+            with client.stream(
+                "GET", found.url, headers=headers | dict(found.headers),
+                extensions=dict(found.extensions),
+            ) as response:  # fmt: skip
                 if response.is_redirect and response.status_code != httpx.codes.NOT_MODIFIED:
                     url = _next(url, response.headers.get("Location", ""))
                     continue
@@ -149,10 +160,15 @@ def _next(url: str, location: str) -> str:
     return target
 
 
-def _refuse_own_segment(url: str) -> None:
-    address = own_segment_address(urlsplit(url).hostname or "")
-    if address is not None:
-        raise FetchError(f"{url}: no feed is at an address like {address}.")
+def _find(url: str, nearest: Network) -> Destination:
+    try:
+        return find_destination(url, nearest=nearest)
+    except ForbiddenAddressError as error:
+        raise FetchError(f"{url}: no feed is at an address like {error}.") from error
+    except OSError as error:
+        raise _BusyError(f"it can't be reached ({error!r})") from error
+    except (ValueError, httpx.InvalidURL) as error:
+        raise FetchError(f"{url}: this is no address of a feed ({error}).") from error
 
 
 def _retry_after_s(text: str | None) -> float | None:

@@ -26,11 +26,13 @@ def no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def refuse_link_local(address: str, **arguments: Any) -> httpx.Response:
+POST = httpx.Client.post
+
+
+def post_on_loopback(client: httpx.Client, address: str, **arguments: Any) -> httpx.Response:
     """Keeps a test that fails from sending anything to where clouds answer."""
     assert "127.0.0.1" in address
-    with httpx.Client() as client:
-        return client.post(address, **arguments)
+    return POST(client, address, **arguments)
 
 
 @contextmanager
@@ -158,7 +160,7 @@ def test_no_error_holds_the_address(
     monkeypatch: pytest.MonkeyPatch, channel: str, variable: str, address: str
 ) -> None:
     monkeypatch.setenv(variable, address)
-    monkeypatch.setattr("httpx.post", refuse_link_local)
+    monkeypatch.setattr(httpx.Client, "post", post_on_loopback)
     with pytest.raises(ResilienceError) as error:
         send(channel, ALERT)
     assert "s3cret" not in str(error.value)
@@ -181,7 +183,7 @@ def test_whatever_a_setting_is_the_error_is_one_of_ours_and_holds_nothing_of_it(
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("httpx.post", refuse_link_local)
+    monkeypatch.setattr(httpx.Client, "post", post_on_loopback)
     with pytest.raises(ResilienceError) as error:
         send(channel, ALERT)
     assert "s3c" not in str(error.value)
@@ -210,7 +212,7 @@ def test_a_link_local_address_is_refused_before_anything_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(WEBHOOK, "http://169.254.1.1/hook")
-    monkeypatch.setattr("httpx.post", refuse_link_local)
+    monkeypatch.setattr(httpx.Client, "post", post_on_loopback)
     with pytest.raises(InputError, match="link-local"):
         send("webhook", ALERT)
 
