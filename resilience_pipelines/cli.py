@@ -85,7 +85,11 @@ def main() -> None:
         # Outside click's standalone mode an early exit comes back as a value.
         sys.exit(app(standalone_mode=False) or 0)
     except ResilienceError as error:
-        err.print(f"[bold red]error:[/] {escape(error.reason)}", highlight=False, soft_wrap=True)
+        # Imported here: a command that ends well need not wait for it.
+        from resilience_pipelines.redaction import redact
+
+        reason = escape(redact(error.reason))
+        err.print(f"[bold red]error:[/] {reason}", highlight=False, soft_wrap=True)
         if error.mend:
             err.print(f"[bold]mend:[/]  {escape(error.mend)}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)

@@ -15,7 +15,6 @@ import argparse
 import errno
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -65,6 +64,7 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     new_run_id,
 )
+from resilience_pipelines.redaction import redact_bytes, redact_record
 from resilience_pipelines.running_jobs import FOLDERS, note_stack
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.startup.benchmark import (
@@ -167,11 +167,11 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
         )
         with LandingWriter(home.landing, run_id) as writer:
             for path in sorted(evidence.iterdir()):
-                shutil.copyfile(path, writer.path(path.name))
+                writer.path(path.name).write_bytes(redact_bytes(path.read_bytes()))
             samples = telemetry.frame()
             if len(samples):
                 writer.write_samples(samples)
-            folder = writer.finish(record)
+            folder = writer.finish(redact_record(record))
     return Landed(folder, record)
 
 
@@ -358,7 +358,7 @@ def _report(error: ResilienceError, emit: Emit) -> int:
         {
             "event": "error",
             "type": type(error).__name__,
-            "reason": error.reason,
+            "reason": redact(error.reason),
             "mend": error.mend,
             "exit_code": error.exit_code,
         }
