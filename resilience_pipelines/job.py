@@ -64,7 +64,7 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     new_run_id,
 )
-from resilience_pipelines.redaction import redact_bytes, redact_record
+from resilience_pipelines.redaction import redact, redact_bytes, redact_record
 from resilience_pipelines.running_jobs import FOLDERS, note_stack
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.startup.benchmark import (

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Final
 
 from resilience_pipelines import strict_json
-from resilience_pipelines.errors import BusyError
+from resilience_pipelines.errors import BusyError, CorruptError
 from resilience_pipelines.snapshots.storage import Storage
 
 FOLDER: Final = "leases/"
@@ -124,12 +124,12 @@ class Leases:
         )
 
     def _ended(self, name: str) -> bool:
-        content = self._storage.get(name)
-        if content is None:
-            return True
         try:
+            content = self._storage.get(name)
+            if content is None:
+                return True
             ends_at = strict_json.loads(content)["ends_at"]
-        except (ValueError, KeyError, TypeError):
+        except (CorruptError, ValueError, KeyError, TypeError):
             return False  # who can't read a lease must not take it for void
         if isinstance(ends_at, bool) or not isinstance(ends_at, int | float):
             return False

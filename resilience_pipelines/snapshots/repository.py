@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Final, TypeVar
 from resilience_pipelines import strict_json
 from resilience_pipelines.errors import BusyError, CorruptError, InputError
 from resilience_pipelines.owned_folder import remove_orphans
+from resilience_pipelines.plain_files import open_plain
 from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
 from resilience_pipelines.snapshots.leases import Leases, Purpose
 from resilience_pipelines.snapshots.manifest import (
@@ -211,6 +213,14 @@ class Repository:
             )  # fmt: skip
         remove_orphans(store.root, f".partial-{snapshot_id}")
         try:
+            free = shutil.disk_usage(store.root).free
+            if manifest.image_bytes > free:
+                # Before anything is written: a manifest of a few bytes may name any number of them.
+                raise SnapshotError(
+                    SnapshotReason.STORE_FULL, "get",
+                    f"{snapshot_id} needs {manifest.image_bytes} bytes, and {free} are free.",
+                    mend="`resilience snapshot prune` frees space.",
+                )  # fmt: skip
             with store.begin(snapshot_id) as partial:
                 self._fetch_into(partial, manifest, progress)
                 return store.adopt(partial, text, signature)
@@ -338,10 +348,10 @@ class Repository:
 
     def _read_chunk(self, chunk: _Chunk) -> bytes:
         name = self._blob(chunk.sha256)
-        sealed = self._storage.get(name)
-        if sealed is None:
-            raise _corrupt("the snapshot", chunk, f"is missing {name}")
         try:
+            sealed = self._storage.get(name)
+            if sealed is None:
+                raise _corrupt("the snapshot", chunk, f"is missing {name}")
             content = self._sealing.open(name, sealed)
         except (CorruptError, InputError) as error:
             raise _corrupt("the snapshot", chunk, f"is damaged: {error.reason}") from error
@@ -376,10 +386,10 @@ class Repository:
         """All manifests, oldest first, and the ids of those that can't be used."""
         manifests, lost = [], []
         for snapshot_id in self._ids():
-            sealed = self._storage.get(MANIFESTS + snapshot_id)
-            if sealed is None:
-                continue  # removed since it was listed
             try:
+                sealed = self._storage.get(MANIFESTS + snapshot_id)
+                if sealed is None:
+                    continue  # removed since it was listed
                 text, _ = self._open(snapshot_id, sealed)
                 manifests.append(parse_manifest(snapshot_id, text))
             except (SnapshotError, CorruptError, InputError):
@@ -458,8 +468,7 @@ def _parallel(work: Callable[[_S], _T], items: list[_S]) -> Iterator[_T]:
 
 
 def _read_range(path: Path, offset: int, count: int) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as stream:
+    with open_plain(path) as stream:
         stream.seek(offset)
         return stream.read(count)
 

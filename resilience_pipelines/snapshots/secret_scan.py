@@ -8,12 +8,13 @@ Nothing found is no proof that there is none: passwords and most keys look like 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from resilience_pipelines.plain_files import open_plain
 
 _WINDOW_BYTES: Final = 16 * 2**20
 _LONGEST_BYTES: Final = 8192
@@ -102,8 +103,7 @@ def scan(folder: Path, files: Iterable[str]) -> Iterator[Finding]:
 
 
 def _windows(path: Path) -> Iterator[tuple[int, bytes]]:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as stream:
+    with open_plain(path) as stream:
         offset, kept = 0, b""
         while content := stream.read(_WINDOW_BYTES):
             window = kept + content

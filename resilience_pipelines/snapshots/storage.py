@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from resilience_pipelines.durability import sync
-from resilience_pipelines.errors import InputError, StorageError, UnsupportedError
+from resilience_pipelines.errors import CorruptError, InputError, StorageError, UnsupportedError
+from resilience_pipelines.plain_files import NotPlainError, read_plain
 from resilience_pipelines.snapshots.store import refuse_exposed, storage_failure
 
 CONNECT_TIMEOUT_S: Final = 10
 READ_TIMEOUT_S: Final = 60
+
+MAX_OBJECT_BYTES: Final = 257 * 2**20
+"""No object is larger, and no file is read that is."""
 
 _TEMPORARY: Final = ".partial"
 _ABANDONED_AFTER_S: Final = 24 * 3600.0
@@ -32,8 +36,8 @@ _ABANDONED_AFTER_S: Final = 24 * 3600.0
 class Storage(Protocol):
     """Named objects. Names are relative, of letters, digits, `-`, `_`, `.` and `/`.
 
-    Each call raises StorageError where the storage fails, and SnapshotError (`store_full`) where it
-    has no space.
+    Each call raises StorageError where the storage fails, SnapshotError (`store_full`) where it has
+    no space, and CorruptError where an object is nothing that `put` wrote.
     """
 
     @property
@@ -112,11 +116,14 @@ class FolderStorage:
         """What an object holds; None where there is no such object."""
         with _failing(f"{name} can't be read from {self.address}"):
             try:
-                handle = os.open(self._root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                content = read_plain(self._root / name, MAX_OBJECT_BYTES)
             except FileNotFoundError:
                 return None
-            with os.fdopen(handle, "rb") as stream:
-                return stream.read()
+            except NotPlainError as error:
+                raise CorruptError(f"{name} of {self.address} is no plain file.") from error
+        if len(content) > MAX_OBJECT_BYTES:
+            raise CorruptError(f"{name} of {self.address} has more than {MAX_OBJECT_BYTES} bytes.")
+        return content
 
     def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""

@@ -27,6 +27,7 @@ from resilience_pipelines import strict_json
 from resilience_pipelines.durability import replace_text, sync
 from resilience_pipelines.errors import InputError, ResilienceError, StorageError
 from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans, remove_tree
+from resilience_pipelines.plain_files import open_plain, read_plain
 from resilience_pipelines.snapshots.keys import NO_TRUST, Trust
 from resilience_pipelines.snapshots.manifest import (
     CHUNK_BYTES,
@@ -317,9 +318,7 @@ def read_manifest(folder: Path) -> bytes:
         SnapshotError: it can't be read.
     """
     try:
-        handle = os.open(folder / MANIFEST_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as stream:
-            return stream.read(MAX_MANIFEST_BYTES + 1)
+        return read_plain(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise _unreadable(folder.name, str(error)) from error
 
@@ -327,9 +326,7 @@ def read_manifest(folder: Path) -> bytes:
 def read_signature(folder: Path) -> str | None:
     """The signature of the manifest in this folder; None where there is none to be read."""
     try:
-        handle = os.open(folder / SIGNATURE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as stream:
-            return stream.read(MAX_SIGNATURE_BYTES).decode()
+        return read_plain(folder / SIGNATURE_NAME, MAX_SIGNATURE_BYTES).decode()
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -451,17 +448,14 @@ def chunk_offsets(size: int) -> range:
 def _chunk_sha256(path: Path, offset: int) -> str:
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_READ_BYTES))
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with open_plain(path) as file:
         end = offset + CHUNK_BYTES
         while offset < end:
-            count = os.preadv(handle, [buffer[: end - offset]], offset)
+            count = os.preadv(file.fileno(), [buffer[: end - offset]], offset)
             if count == 0:
                 break
             digest.update(buffer[:count])
             offset += count
-    finally:
-        os.close(handle)
     return digest.hexdigest()
 
 

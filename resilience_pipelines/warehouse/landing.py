@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import escape
-from io import BufferedReader, BytesIO
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -33,6 +33,7 @@ from resilience_pipelines import strict_json
 from resilience_pipelines.durability import make_folder, sync
 from resilience_pipelines.errors import CorruptError, InputError, StorageError
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
+from resilience_pipelines.plain_files import open_plain
 from resilience_pipelines.records import (
     RUN_ID_PATTERN,
     SCHEMA_VERSION,
@@ -367,7 +368,7 @@ def _plain_files(folder: Path) -> frozenset[str]:
 
 def _read_run_file(folder: Path) -> bytes:
     try:
-        with _open(folder / RUN_FILE) as file:
+        with open_plain(folder / RUN_FILE) as file:
             encoded = file.read(MAX_RUN_FILE_BYTES + 1)
     except FileNotFoundError:
         raise _corrupt(folder, RUN_FILE, "it is missing") from None
@@ -429,7 +430,7 @@ def _verify_evidence(
     for expected in evidence:
         path = folder / expected.path
         try:
-            with _open(path) as file:
+            with open_plain(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != expected.bytes:
                     raise _corrupt(
@@ -444,20 +445,12 @@ def _verify_evidence(
 
 def _verify_samples(folder: Path, samples: Path) -> None:
     try:
-        with _open(samples) as file:  # a path would be taken for a pattern
+        with open_plain(samples) as file:  # a path would be taken for a pattern
             schema = pl.read_parquet_schema(file)
     except pl.exceptions.PolarsError as error:
         raise _corrupt(folder, SAMPLES_FILE, f"it is no Parquet file ({error})") from error
     if dict(schema) != dict(SAMPLES_SCHEMA):
         raise _corrupt(folder, SAMPLES_FILE, f"its columns are {dict(schema)}")
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[BufferedReader]:
-    # A link or a pipe that was put there since the listing is not followed or waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123
-        yield file
 
 
 def _corrupt(folder: Path, field: str, problem: str) -> CorruptError:

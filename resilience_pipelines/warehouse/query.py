@@ -15,6 +15,7 @@ from typing import Final
 
 import duckdb
 import polars as pl
+import pyarrow
 
 from resilience_pipelines.errors import CorruptError, DeadlineError, InputError, StorageError
 from resilience_pipelines.home import Home
@@ -22,6 +23,8 @@ from resilience_pipelines.warehouse.connection import is_full, storage_error
 
 QUERY_DEADLINE_S: Final = 60.0
 MEMORY_LIMIT: Final = "2GB"
+MAX_ANSWER_BYTES: Final = 2 * 2**30
+_BATCH_ROWS: Final = 100_000
 
 _CATALOG = "resilience"
 _ALLOWED = frozenset({duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN})
@@ -56,7 +59,8 @@ def query(
         InputError: nothing was published yet, or the statement can't be run; carries DuckDB's
             message with the line that is wrong.
         DeadlineError: it took longer than `deadline_s` and was ended.
-        StorageError: the published file can't be opened, or the query needs too much memory.
+        StorageError: the published file can't be opened, the query needs too much memory, or its
+            answer is too large.
         CorruptError: the published file can't be read.
     """
     published = home.published
@@ -106,7 +110,7 @@ def _ask(
                 "sql", sql, "it has to be one statement that reads",
                 mend="Give one SELECT, FROM, WITH, SHOW, DESCRIBE or EXPLAIN.",
             )  # fmt: skip
-        answer: pl.DataFrame = connection.sql(sql, params=list(parameters) or None).pl()
+        answer = _fetch(connection.sql(sql, params=list(parameters) or None))
     except duckdb.InterruptException as error:
         if not ended.is_set():
             raise
@@ -133,6 +137,25 @@ def _ask(
         ) from error  # fmt: skip
     finally:
         timer.cancel()
+    return answer
+
+
+def _fetch(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
+    """The whole answer. DuckDB's limit is on what it works with, not on what it gives out."""
+    if relation is None:
+        return pl.DataFrame()
+    reader = relation.to_arrow_reader(_BATCH_ROWS)
+    batches, size = [], 0
+    for batch in reader:
+        size += batch.nbytes
+        if size > MAX_ANSWER_BYTES:
+            raise StorageError(
+                f"The answer has more than {MAX_ANSWER_BYTES} bytes.", mend="Ask for less at once."
+            )
+        batches.append(batch)
+    table = pyarrow.Table.from_batches(batches, schema=reader.schema)
+    answer = pl.from_arrow(table, rechunk=False)
+    assert isinstance(answer, pl.DataFrame)
     return answer
 
 

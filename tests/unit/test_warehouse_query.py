@@ -10,7 +10,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from resilience_pipelines.errors import CorruptError, DeadlineError, InputError
+from resilience_pipelines.errors import CorruptError, DeadlineError, InputError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.warehouse.query import query
 from tests.factories import make_home
@@ -179,3 +179,19 @@ def test_asking_leaves_no_file(home: Home, tmp_path: Path, monkeypatch: pytest.M
     query(home, "select count(distinct hash(i)) from range(1000000) t(i)")
     assert os.listdir(folder) == []
     assert os.listdir(home.published.parent) == [home.published.name]
+
+
+def test_an_answer_without_end_ends(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resilience_pipelines.warehouse.query.MAX_ANSWER_BYTES", 2**24)
+    with pytest.raises(StorageError, match="more than"):
+        query(home, "from range(100000000000)")
+
+
+def test_an_empty_answer_has_its_columns(home: Home) -> None:
+    frame = query(home, "select 1::bigint as a, 'x' as b where false")
+    assert (frame.schema, len(frame)) == ({"a": pl.Int64, "b": pl.String}, 0)
+
+
+def test_text_that_is_none_is_refused(home: Home) -> None:
+    with pytest.raises(InputError, match="no text"):
+        query(home, "select '\udcff'")
