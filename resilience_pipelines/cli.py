@@ -192,7 +192,7 @@ def run_startup(
             "repeats": repeats,
             "cold_repeats": cold_repeats,
             "page_cache": page_cache,
-            "sleep_levels": _split(sleep_levels),
+            "sleep_levels": _numbers("--sleep-levels", sleep_levels),
             "snapshot": snapshot,
             "port": port,
         },
@@ -376,7 +376,7 @@ def run_fanout(
             "kind": "fanout",
             "worker": worker,
             "snapshot": snapshot,
-            "widths": _split(widths),
+            "widths": _numbers("--widths", widths),
             "page_caches": _split(page_caches),
             "repeats": repeats,
         },
@@ -411,7 +411,7 @@ def run_collectives(
             "kind": "collectives",
             "arms": _split(arms),
             "operations": _split(operations),
-            "sizes": _split(sizes),
+            "sizes": _numbers("--sizes", sizes),
             "ranks": ranks,
             "repeats": repeats,
         },
@@ -1230,6 +1230,15 @@ def _store(home: Path | None) -> Any:
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in _split(text)]
+    except ValueError as error:
+        raise InputError(
+            option, text, "it is no list of whole numbers", mend="Separate numbers by commas."
+        ) from error
 
 
 @contextmanager

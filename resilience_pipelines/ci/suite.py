@@ -137,6 +137,8 @@ def read_suite(path: Path) -> Suite:
         suite = Suite.model_validate_json(json.dumps(found, default=str), strict=True)
     except ValidationError as error:
         _refuse(path, text, error)
+    except ValueError as error:  # hexadecimal digits without end, which no decimal text can hold
+        raise InputError("SUITE", str(path), f"it can't be read ({error})", mend=_MEND) from error
     _check_names(path, text, suite)
     for number, job in enumerate(suite.jobs):
         _check_job(path, text, number, job)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from resilience_pipelines import __version__
-from resilience_pipelines.addresses import own_segment_address
+from resilience_pipelines.addresses import ForbiddenAddressError, look_up
 from resilience_pipelines.lineage.event import DataSet, Event
 
 DEADLINE_S: Final = 5.0
@@ -140,10 +140,14 @@ def _restrict(transport: Any) -> None:
     if transport.kind != "http":
         return
     host = urlsplit(transport.url).hostname
-    if host and own_segment_address(host) is not None:
+    try:
+        look_up(host or "")
+    except ForbiddenAddressError as error:
         raise _NoTargetError(
-            "its address is link-local, where clouds keep the credentials of machines"
-        )
+            "its address is one where clouds keep the credentials of machines, or nobody's"
+        ) from error
+    except OSError:
+        LOG.debug("The host of the target is not known here; a proxy may know it.")
     # A redirected POST would become a GET and lose the event without a word.
     transport.session.max_redirects = 0
 
