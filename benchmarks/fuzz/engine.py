@@ -111,8 +111,9 @@ def run_round(
         begin = time.monotonic()
         try:
             with _time_limit(TIME_LIMIT_S):
-                counts["accepted" if target.check(content) else "refused"] += 1
-            if index < len(target.seeds) and counts["refused"]:
+                taken = target.check(content)
+            counts["accepted" if taken else "refused"] += 1
+            if index < len(target.seeds) and not taken:
                 problems.append(Problem(target.name, index, "refusal", "a good input was refused"))
         except ResilienceError as error:
             counts["refused"] += 1

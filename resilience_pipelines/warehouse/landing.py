@@ -46,6 +46,8 @@ RUN_FILE: Final = "run.json"
 SAMPLES_FILE: Final = "samples.parquet"
 INCOMING: Final = ".incoming"
 MAX_RUN_FILE_BYTES: Final = 64 * 2**20
+MAX_SAMPLES: Final = 100_000_000
+"""Of one run: a sample of ten series every 10 ms for a day."""
 LEFTOVER_AGE_S: Final = 24 * 3600.0
 
 _CONTENT = "content"
@@ -444,11 +446,23 @@ def _verify_evidence(
 
 
 def _verify_samples(folder: Path, samples: Path) -> None:
+    # Imported here: most folders have no samples.
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         with open_plain(samples) as file:  # a path would be taken for a pattern
             schema = pl.read_parquet_schema(file)
-    except pl.exceptions.PolarsError as error:
+            file.seek(0)
+            rows = parquet.read_metadata(file).num_rows
+    except (
+        pl.exceptions.PolarsError, pl.exceptions.PanicException, pyarrow.ArrowException,
+        OSError, ValueError,
+    ) as error:  # fmt: skip
         raise _corrupt(folder, SAMPLES_FILE, f"it is no Parquet file ({error})") from error
+    if rows > MAX_SAMPLES:
+        # A file of a few bytes can say that it holds any number of equal rows.
+        raise _corrupt(folder, SAMPLES_FILE, f"it has {rows} rows, more than {MAX_SAMPLES}")
     if dict(schema) != dict(SAMPLES_SCHEMA):
         raise _corrupt(folder, SAMPLES_FILE, f"its columns are {dict(schema)}")
 

@@ -154,6 +154,9 @@ def _fetch(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
             )
         batches.append(batch)
     table = pyarrow.Table.from_batches(batches, schema=reader.schema)
+    if len({name.lower() for name in table.column_names}) < len(table.column_names):
+        # The names that DuckDB itself gives out where a query gives several columns one.
+        table = table.rename_columns(relation.limit(0).pl().columns)
     answer = pl.from_arrow(table, rechunk=False)
     assert isinstance(answer, pl.DataFrame)
     return answer

@@ -362,3 +362,15 @@ def test_leftovers_go_when_they_are_old_and_nobody_owns_them(
 
 def test_cleaning_a_landing_zone_that_is_not_there_does_nothing(landing: Path) -> None:
     assert clean_incoming(landing) == []
+
+
+def test_samples_without_end_are_refused(
+    landing: Path, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LandingWriter(landing, record.run_id) as writer:
+        writer.write_samples(RecordFactory(4).samples(record))
+        folder = writer.finish(record)
+    assert read_landing(folder).samples is not None
+    monkeypatch.setattr("resilience_pipelines.warehouse.landing.MAX_SAMPLES", 1)
+    with pytest.raises(CorruptError, match="more than 1"):
+        read_landing(folder)

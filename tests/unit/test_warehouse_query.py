@@ -195,3 +195,8 @@ def test_an_empty_answer_has_its_columns(home: Home) -> None:
 def test_text_that_is_none_is_refused(home: Home) -> None:
     with pytest.raises(InputError, match="no text"):
         query(home, "select '\udcff'")
+
+
+def test_columns_of_one_name_are_told_apart(home: Home) -> None:
+    assert query(home, "select 1 as a, 2 as a, 3 as b").rows() == [(1, 2, 3)]
+    assert query(home, "select 1 as a, 2 as a").columns == ["a", "a_1"]
