@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -59,8 +60,7 @@ def open_warehouse(
         )  # fmt: skip
     deadline = time.monotonic() + lock_wait_s
     with alone_in_process(path, lock_wait_s):
-        if not path.exists():
-            _make(path)
+        _prepare(path)
         connection = when_unlocked(lambda: duckdb.connect(str(path)), path, deadline)
         try:
             connection.execute("set TimeZone = 'UTC'")
@@ -69,22 +69,17 @@ def open_warehouse(
             connection.close()
 
 
-def _make(path: Path) -> None:
-    """Make an empty warehouse, whole or not at all: DuckDB opens no file that is only begun.
+def _prepare(path: Path) -> None:
+    """Make the warehouse where there is none, and remove what a killed maker left.
 
     Raises:
         StorageError: it can't be written.
     """
     prefix = f".{path.name}-"
     try:
-        remove_orphans(path.parent, f"{prefix}*")
-        with owned_folder(path.parent / f"{prefix}{secrets.token_hex(4)}") as work:
-            made = work / path.name
-            duckdb.connect(str(made)).close()
-            sync(made)
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                path.hardlink_to(made)
-        sync(path.parent)
+        remove_orphans(path.parent, f"{escape(prefix)}*")
+        if not path.exists():
+            _make(path, prefix)
     except duckdb.Error as error:
         raise storage_error(path, error) from error
     except OSError as error:
@@ -93,6 +88,17 @@ def _make(path: Path) -> None:
             f"{path} can't be made ({error.strerror or error}).",
             mend="Free space on this file system." if full else "Check the path and its rights.",
         ) from error
+
+
+def _make(path: Path, prefix: str) -> None:
+    """An empty warehouse, whole or not at all: DuckDB opens no file that is only begun."""
+    with owned_folder(path.parent / f"{prefix}{secrets.token_hex(4)}") as work:
+        made = work / path.name
+        duckdb.connect(str(made)).close()
+        sync(made)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            path.hardlink_to(made)
+    sync(path.parent)
 
 
 @contextmanager
