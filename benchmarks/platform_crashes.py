@@ -14,8 +14,8 @@ DuckDB. Then the platform starts again, and:
 - the published file is whole, and shows what it showed;
 - nothing is left: no process, no temporary file, no folder of a killed writer.
 
-Now and then, and at the end, whoever builds the marts with dbt is killed at three moments; then they
-are built in peace, published, and compared with the landing folders too.
+Now and then, and at the end, whoever builds the marts with dbt is killed at three moments; then
+they are built in peace, published, and compared with the landing folders too.
 
 Exit code 1: one of these did not hold. Nothing here is measured: records are labelled simulated.
 """
