@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from resilience_pipelines.records import Oracle, OracleVerdict, Record
-from resilience_pipelines.workers.client import Completion, WorkerClient
+from resilience_pipelines.workers.client import Completion, WorkerAnswerError, WorkerClient
 
 PROMPT = "The worker came back and said:"
 TOKENS = 24
@@ -30,9 +30,11 @@ def record_answer(client: WorkerClient, *, timeout_s: float) -> RecordedAnswer:
     """Ask the oracle's question.
 
     Raises:
-        WorkerRequestError
+        WorkerRequestError: no answer, or one that no later answer could be equal to.
     """
     completion = client.complete(PROMPT, TOKENS, timeout_s=timeout_s)
+    if not completion.token_ids or not all(map(math.isfinite, completion.logprobs)):
+        raise WorkerAnswerError("The answer has no tokens, or log-probabilities that are none.")
     return RecordedAnswer(
         prompt=PROMPT, token_ids=completion.token_ids, logprobs=completion.logprobs
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
+import threading
 import zlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
 import pyarrow
 import pytest
 
@@ -21,7 +26,7 @@ from resilience_pipelines.faults.gpu_burn_tool import parse_gpu_burn
 from resilience_pipelines.job_spec import parse_spec
 from resilience_pipelines.kubernetes_api import ApiError
 from resilience_pipelines.launchers.kubernetes.state import parse_cluster_event, parse_pod
-from resilience_pipelines.records import CriuStatistics
+from resilience_pipelines.records import CriuStatistics, OracleVerdict
 from resilience_pipelines.releases.formats import parse_atom, parse_nvidia_drivers
 from resilience_pipelines.snapshots.criu import read_statistics
 from resilience_pipelines.snapshots.leases import FOLDER, Leases
@@ -31,12 +36,17 @@ from resilience_pipelines.snapshots.sealing import UNSEALED
 from resilience_pipelines.snapshots.storage import FolderStorage
 from resilience_pipelines.snapshots.store import SnapshotStore, parse_manifest
 from resilience_pipelines.warehouse.landing import RUN_FILE, read_landing
+from resilience_pipelines.warehouse.load import load
 from resilience_pipelines.workers.base import OutputLine
-from resilience_pipelines.workers.client import WorkerAnswerError, parse_completion
+from resilience_pipelines.workers.client import WorkerAnswerError, WorkerClient, parse_completion
+from resilience_pipelines.workers.oracle import check_answer, record_answer
 from resilience_pipelines.workers.reference_host import ReferenceWorker
+from resilience_pipelines.workers.space import HostSpace
 from resilience_pipelines.workers.vllm_log import phases_of
-from tests.factories import RecordFactory
+from tests.factories import RecordFactory, land, make_home, make_stack
 from tests.support.snapshots import put
+
+EQUAL = OracleVerdict.EQUAL
 
 # Records and manifests say what they mean, in one way.
 
@@ -342,3 +352,101 @@ def test_a_value_that_can_not_be_shown_does_not_hide_its_error() -> None:
         deep = [deep]
     for value in (deep, 16**5000, "x" * 100_000):
         assert len(str(InputError("field", value, "no", mend=""))) < 3000
+
+
+# Names are only names, and a worker is believed by its answers.
+
+
+def test_a_name_that_is_sql_is_only_a_name(tmp_path: Path) -> None:
+    evil = "x'); drop table raw.runs; --\"; attach '/tmp/x' as y; select $$"
+    home = make_home(tmp_path / 'it\'s a "home"; drop table raw.runs; --')
+    factory = RecordFactory(9, worker=evil)
+    stack = make_stack(model=evil, gpu_sku=evil, engine=evil)
+    startup = factory.startup().model_copy(update={"measurement_id": evil, "variant": evil})
+    record = factory.record(stack=stack, startups=(startup,))
+    land(home.landing, record, samples=factory.samples(record))
+    land(home.landing, RecordFactory(10).startup_record(repeats=1))
+    report = load(home)
+    assert (len(report.loaded), report.rejected) == (2, ())
+    with duckdb.connect(str(home.warehouse), read_only=True) as connection:
+        assert connection.execute("select count(*) from raw.runs").fetchone() == (2,)
+        found = connection.execute(
+            "select r.worker, s.measurement_id, k.model from raw.runs r join raw.startups s "
+            "using (run_id) join raw.stacks k using (stack_key) where r.run_id = ?",
+            [record.run_id],
+        ).fetchall()
+    assert found == [(evil, evil, evil)]
+
+
+LIES: dict[str, Any] = {
+    "another token": ([1, 2, 9], [-1.0, -1.0, -1.0]),
+    "the first token only": ([1], [-1.0]),
+    "more tokens": ([1, 2, 3, 4], [-1.0] * 4),
+    "no tokens": ([], []),
+    "no log-probabilities": ([1, 2, 3], []),
+    "numbers that are none": ([1, 2, 3], [math.nan] * 3),
+    "numbers without end": ([1, 2, 3], [-math.inf] * 3),
+    "other certainty": ([1, 2, 3], [-1.0, -1.0, -3.0]),
+    "truths for tokens": ([True, 2, 3], [-1.0, -1.0, -1.0]),
+    "fractions for tokens": ([1.0, 2, 3], [-1.0, -1.0, -1.0]),
+    "text": (["1", "2", "3"], [-1.0, -1.0, -1.0]),
+}
+
+
+@pytest.fixture
+def liar() -> Iterator[tuple[WorkerClient, dict[str, Any]]]:
+    """A server that is always healthy, and answers what it is told to."""
+    says: dict[str, Any] = {"answer": ([1, 2, 3], [-1.0, -1.0, -1.0])}
+
+    class Handler(BaseHTTPRequestHandler):
+        def _say(self, body: object) -> None:
+            text = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_GET(self) -> None:
+            self._say({"status": "healthy"})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            ids, logprobs = says["answer"]
+            choice = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
+            self._say({"choices": [choice]})
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        space = HostSpace()
+        yield WorkerClient(space, server.server_port, "model"), says
+        space.close()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+def test_a_worker_that_says_it_is_healthy_and_answers_wrong_is_found_out(
+    liar: tuple[WorkerClient, dict[str, Any]], lie: str
+) -> None:
+    client, says = liar
+    expected = record_answer(client, timeout_s=5)
+    assert check_answer(client, expected, tolerance=0.1, timeout_s=5).verdict is EQUAL
+    says["answer"] = LIES[lie]
+    assert client.healthy()
+    try:
+        found = check_answer(client, expected, tolerance=0.1, timeout_s=5)
+    except WorkerAnswerError:
+        return
+    assert found.verdict is OracleVerdict.DIFFERENT
+
+
+@pytest.mark.parametrize("lie", ["numbers that are none", "numbers without end", "no tokens"])
+def test_an_answer_that_nothing_can_be_compared_with_is_not_recorded(
+    liar: tuple[WorkerClient, dict[str, Any]], lie: str
+) -> None:
+    client, says = liar
+    says["answer"] = LIES[lie]
+    with pytest.raises(WorkerAnswerError):
+        record_answer(client, timeout_s=5)
