@@ -15,7 +15,7 @@ _CONNECTION = re.compile(
     r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\]"
     r"(?: \[(?:send|receive)\])? via (?P<transport>[\w/]+(?: pointer)?)"
 )
-_VERSION = re.compile(r"NCCL version (?P<version>\d+\.\d+\.\d+)")
+_VERSION = re.compile(r"NCCL version (?P<version>[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4})")
 
 
 def transports(lines: Iterable[str]) -> tuple[str, ...]:

@@ -267,6 +267,8 @@ def _read_own(place: str, arguments: list[str]) -> tuple[FaultPlan, str]:
                 repeats = int(given)
             case "--worker":
                 worker = next(words, "")
+                if not worker or worker.startswith("-"):
+                    raise _refused(f"{place}: --worker", worker, "it is no name of a worker")
             case _ if word.startswith("-"):
                 raise _refused(place, word, "this option is not read here")
             case _:

@@ -65,5 +65,5 @@ def is_prerelease(version: str) -> bool:
     """Whether a version says of itself that it comes before a release."""
     try:
         return Version(version).is_prerelease
-    except InvalidVersion:
+    except ValueError:  # none of Python's, or with a number of too many digits
         return bool(re.search(r"\d[-.]?(alpha|beta|rc|dev|pre)", version, re.IGNORECASE))

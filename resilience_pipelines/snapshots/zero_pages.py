@@ -98,7 +98,7 @@ def _rewrite(pagemap: Path, areas: Sequence[tuple[int, int]], pycriu: ModuleType
         return 0
     pages = pagemap.with_name(f"pages-{head['pages_id']}.img")
     count = sum(int(entry["nr_pages"]) for entry in entries)
-    if count == 0 or pages.stat().st_size != count * PAGE_BYTES:
+    if count == 0 or not pages.is_file() or pages.stat().st_size != count * PAGE_BYTES:
         return 0
     zero = _zero_pages(pages, count)
     kept: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from resilience_pipelines.records import Oracle, OracleVerdict, Record
+from resilience_pipelines.records import Count, Oracle, OracleVerdict, Record
 from resilience_pipelines.workers.client import Completion, WorkerAnswerError, WorkerClient
 
 PROMPT = "The worker came back and said:"
@@ -22,7 +22,7 @@ class RecordedAnswer(Record):
     """What a worker answered to a prompt, greedily."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=4000)]
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Count, ...]
     logprobs: tuple[float, ...]
 
 

@@ -106,7 +106,8 @@ def test_a_manifest_names_files_of_the_image_alone(tmp_path: Path, path: str) ->
     "change",
     [
         {"throughput_tokens_per_s": float("inf")}, {"port": True}, {"port": "8000"},
-        {"root_pid": 2**40}, {"sleep_level": -1}, {"sleep_level": 2**63},
+        {"root_pid": 2**40}, {"answer": {"prompt": "p", "token_ids": [2**63], "logprobs": [-1]}},
+        {"sleep_level": -1}, {"sleep_level": 2**63},
     ],
 )  # fmt: skip
 def test_a_manifest_has_numbers_that_can_be(tmp_path: Path, change: dict[str, object]) -> None:
@@ -292,6 +293,12 @@ def test_architectures_that_are_no_list_are_not_told(architectures: object) -> N
     assert release.architectures == ()
 
 
+def test_a_version_of_thousands_of_digits_refuses_its_feed() -> None:
+    entry = f"<entry><id>x/v{'9' * 5000}.1</id></entry>"
+    with pytest.raises(CorruptError):
+        parse_atom(f'<feed xmlns="http://www.w3.org/2005/Atom">{entry}</feed>'.encode())
+
+
 def test_a_feed_in_an_encoding_that_nobody_knows_is_refused() -> None:
     with pytest.raises(CorruptError):
         parse_atom(b'<?xml version="1.0" encoding="no-such"?><feed/>')
@@ -315,11 +322,14 @@ def test_a_specification_of_other_types_is_refused(text: str) -> None:
         parse_spec(text)
 
 
-def test_an_experiment_is_not_repeated_without_end() -> None:
-    arguments = ["run", "fault", "worker_killed", "--repeats", "9" * 5000]
+@pytest.mark.parametrize(
+    ("option", "value"), [("--repeats", "9" * 5000), ("--worker", "--json"), ("--worker", "")]
+)
+def test_an_experiment_has_no_option_for_a_name_and_an_end(option: str, value: str) -> None:
+    arguments = ["run", "fault", "worker_killed", option, value]
     provider = {"type": "process", "path": "resilience", "arguments": arguments}
     action = {"type": "action", "name": "a", "provider": provider}
-    with pytest.raises(InputError, match="repeats"):
+    with pytest.raises(InputError, match=option):
         read_file(json.dumps({"method": [action]}).encode())
 
 
