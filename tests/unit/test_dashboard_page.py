@@ -385,6 +385,31 @@ def test_hostile_text_is_only_text(written: Written) -> None:
     assert any("<script>" in value for _, value in facts)
 
 
+LOG_LINES = [
+    "]]></script><svg onload=alert(1)>", "<iframe srcdoc='<script>1</script>'>",
+    "javascript:alert(1)//<a href='javascript:x'>", "&lt;script&gt;&#60;img src=x onerror=1&#62;",
+    "<style>*{display:none}</style><base href='//evil.example'><meta http-equiv=refresh content=0>",
+    "\x1b[31m\x00\x07red</title></head><body onload=1>", "<!--", "`${window.hacked=1}`",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LOG_LINES)
+def test_a_line_of_a_log_or_a_field_of_a_stack_makes_no_element(tmp_path: Path, line: str) -> None:
+    def elements(marts: fixtures.Marts, name: str) -> dict[str, int]:
+        published = marts.write(tmp_path / f"{name}.duckdb")
+        page = Page(write_dashboard(published, tmp_path / f"{name}.html").path.read_text())
+        risky = ("script", "iframe", "img", "object", "embed", "base", "meta", "style", "form")
+        assert not [
+            (tag, attributes)
+            for tag, attributes in page.tags
+            if any(name.startswith("on") or name == "srcdoc" for name in attributes)
+            or str(attributes.get("href") or "").startswith(("javascript:", "data:text", "//"))
+        ]
+        return {tag: len(page.all(tag)) for tag in risky}
+
+    assert elements(fixtures.hostile(line), "bad") == elements(fixtures.hostile("plain"), "good")
+
+
 def test_inline_data_can_not_leave_its_element(written: Written) -> None:
     data = Page(written("hostile")[1]).scripts[0]
     assert "<" not in data
