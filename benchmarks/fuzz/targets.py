@@ -89,7 +89,9 @@ def says_the_same(said: object, read: object, where: str = "") -> None:
     elif isinstance(said, int | float):
         require(isinstance(read, int | float), f"{where}: {said!r} became {read!r}")
         assert isinstance(read, int | float)
-        require(said == read and abs(read) < math.inf, f"{where}: {said!r} became {read!r}")
+        # A whole number may stand where a fraction is wanted: it is read to a float's precision.
+        same = float(said) == read if isinstance(read, float) else said == read
+        require(same and abs(read) < math.inf, f"{where}: {said!r} became {read!r}")
         fits = not isinstance(read, int) or abs(read) < 2**63 or where.startswith(_FREE)
         require(fits, f"{where}: {read} has no column")
     elif said != read:
