@@ -109,6 +109,13 @@ TABLES = {
     "n_not_applicable bigint, n_aborted bigint, n_rollback_failed bigint, "
     "detect_median_s double, detect_ci_low_s double, detect_ci_high_s double, "
     "recover_median_s double, recover_ci_low_s double, recover_ci_high_s double",
+    "fault_scores": f"{SCOPE}, planned_fault text, layer text, recovery text, n bigint, "
+    "n_pass bigint, n_detected bigint, mttd_s double, mttd_ci_low_s double, mttd_ci_high_s double, "
+    "n_recovered bigint, mttr_s double, mttr_ci_low_s double, mttr_ci_high_s double, "
+    "daily_availability_fraction double, daily_availability_fraction_ci_low double, "
+    "daily_availability_fraction_ci_high double, fleet_availability_fraction double, "
+    "fleet_availability_fraction_ci_low double, fleet_availability_fraction_ci_high double, "
+    "fleet_failures_per_gpu_year double",
     "detector_coverage": f"{SCOPE}, planned_fault text, layer text, detector text, {INTERVAL}, "
     "n_expected bigint, n_detected bigint, n_missed bigint, n_control bigint, "
     "n_false_alarms bigint",
@@ -736,6 +743,7 @@ def _fault_marts(marts: Marts, scope: Row, run: str) -> None:
                 **dict(zip(("recover_median_s", "recover_ci_low_s", "recover_ci_high_s"), recover,
                            strict=True)),
             )  # fmt: skip
+            _score(marts, scope, fault, layer, recovery, rows)
         seen = [
             row
             for row in marts.rows["fault_detections"]
@@ -762,6 +770,33 @@ def _fault_marts(marts: Marts, scope: Row, run: str) -> None:
                 sorted({row["reason_code"] for row in faults if row["reason_code"]})
             ),
         )  # fmt: skip
+
+
+def _score(
+    marts: Marts, scope: Row, fault: str, layer: str, recovery: str, rows: list[Row]
+) -> None:
+    """The mart `fault_scores` of one fault and recovery; its interval is that of a median here."""
+    proved = [r for r in rows if r["effect_proved"] and r["verdict"] in ("pass", "fail")]
+    if not proved:
+        return
+    found, back = _values(proved, "time_to_detect_s"), _values(proved, "time_to_recover_s")
+    mean_s = sum(back) / len(back) if len(back) == len(proved) else None
+    _, low_s, high_s = interval(back)
+
+    def available(down_s: float | None) -> float | None:
+        return None if mean_s is None or down_s is None else 86400 / (86400 + down_s)
+
+    marts.add(
+        "fault_scores", **scope, planned_fault=fault, layer=layer, recovery=recovery,
+        n=len(proved), n_pass=sum(r["verdict"] == "pass" for r in proved),
+        n_detected=len(found), n_recovered=len(back),
+        mttd_s=sum(found) / len(found) if found else None,
+        **dict(zip(("mttd_ci_low_s", "mttd_ci_high_s"), interval(found)[1:], strict=True)),
+        mttr_s=sum(back) / len(back) if back else None, mttr_ci_low_s=low_s, mttr_ci_high_s=high_s,
+        daily_availability_fraction=available(mean_s),
+        daily_availability_fraction_ci_low=available(high_s),
+        daily_availability_fraction_ci_high=available(low_s),
+    )  # fmt: skip
 
 
 def _values(rows: Iterable[Row], name: str) -> list[float]:

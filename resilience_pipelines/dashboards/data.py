@@ -30,6 +30,7 @@ from resilience_pipelines.dashboards.rows import (
     FanoutRow,
     FaultCountRow,
     FaultRow,
+    FaultScoreRow,
     FaultSummaryRow,
     PhaseSummaryRow,
     QualityRow,
@@ -99,6 +100,7 @@ class Scope:
     clean_controls: int
     """Control arms that passed and in which no detector reported anything."""
     fault_summary: tuple[FaultSummaryRow, ...]
+    fault_scores: tuple[FaultScoreRow, ...]
     coverage: tuple[CoverageRow, ...]
     compatibility: tuple[CompatibilityRow, ...]
     """Restores on this stack, and restores elsewhere of what was taken on it."""
@@ -205,6 +207,7 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
     dumps, dump_phases, restores = by_scope(DumpRow), by_scope(DumpPhaseRow), by_scope(RestoreRow)
     economics, fanout = by_scope(EconomicsRow), by_scope(FanoutRow)
     fault_summary, coverage = by_scope(FaultSummaryRow), by_scope(CoverageRow)
+    fault_scores = by_scope(FaultScoreRow)
     clean_controls, compatibility = by_scope(CleanControlsRow), read(CompatibilityRow)
     change_points = [row for row in read(ChangePointRow) if row.decision != Choice.MUTED]
     series = _Series(read(TrendRow), change_points)
@@ -240,6 +243,7 @@ def _cut(connection: duckdb.DuckDBPyConnection, published: Path) -> Published:
                 faults=faults[key],
                 clean_controls=sum(row.n for row in clean_controls[key]),
                 fault_summary=fault_summary[key],
+                fault_scores=fault_scores[key],
                 coverage=coverage[key],
                 compatibility=tuple(
                     row

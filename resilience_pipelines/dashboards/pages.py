@@ -114,6 +114,7 @@ class ScopeView:
     change_lines: tuple[tables.ChangeLine, ...]
     changes_left_out: int
     fault_lines: tuple[tuple[tables.FaultLine, ...], ...]
+    score_lines: tuple[tables.ScoreLine, ...]
     control_chips: tuple[tables.Chip, ...]
     controls: int
     coverage: tables.Coverage
@@ -314,6 +315,7 @@ def _scope(
         fault_lines=tables.fault_lines(
             scope.fault_summary, scope.faults, [key for key, _ in experiments]
         ),
+        score_lines=tables.score_lines(scope.fault_scores),
         control_chips=tables.control_chips(scope.fault_counts),
         controls=scope.n_controls,
         coverage=tables.coverage(scope.coverage),

@@ -29,6 +29,7 @@ def raw_tables(scope: Scope, most: Mapping[str, int]) -> dict[str, Table]:
         "arms": scope.variants,
         "changes": scope.change_points,
         "verdicts": scope.fault_summary,
+        "scores": scope.fault_scores,
         "coverage": scope.coverage,
         "economics": scope.economics,
         "fanout": scope.fanout,

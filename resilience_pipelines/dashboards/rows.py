@@ -659,6 +659,34 @@ class FaultSummaryRow(ScopedRow):
     recover_ci_high_s: float | None
 
 
+class FaultScoreRow(ScopedRow):
+    """Mean times and availability of one fault, layer and recovery, over proved experiments."""
+
+    TABLE: ClassVar[str] = "fault_scores"
+    ORDER: ClassVar[str] = "planned_fault, layer, recovery nulls first"
+
+    planned_fault: Text
+    layer: Text
+    recovery: Text | None
+    n: Count
+    n_pass: Count
+    n_detected: Count
+    mttd_s: float | None
+    mttd_ci_low_s: float | None
+    mttd_ci_high_s: float | None
+    n_recovered: Count
+    mttr_s: float | None
+    mttr_ci_low_s: float | None
+    mttr_ci_high_s: float | None
+    daily_availability_fraction: float | None
+    daily_availability_fraction_ci_low: float | None
+    daily_availability_fraction_ci_high: float | None
+    fleet_availability_fraction: float | None
+    fleet_availability_fraction_ci_low: float | None
+    fleet_availability_fraction_ci_high: float | None
+    fleet_failures_per_gpu_year: float | None
+
+
 class CoverageRow(ScopedRow):
     """What one detector saw of all experiments with one fault and layer."""
 

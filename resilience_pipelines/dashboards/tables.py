@@ -25,6 +25,7 @@ from resilience_pipelines.dashboards.rows import (
     FanoutRow,
     FaultCountRow,
     FaultRow,
+    FaultScoreRow,
     FaultSummaryRow,
     QualityRow,
     RunFactsRow,
@@ -282,14 +283,10 @@ def fault_lines(
         shown: the ids of the experiments that the page can open.
     """
     available = set(shown)
-    order = words.ARM_ORDER
     in_order = sorted(
         summary,
-        key=lambda row: (
-            row.planned_fault, row.layer,
-            order.index(row.recovery) if row.recovery in order else len(order), row.recovery or "",
-        ),
-    )  # fmt: skip
+        key=_by_fault,
+    )
     lines = []
     for row in in_order:
         own = [
@@ -320,6 +317,59 @@ def fault_lines(
     return tuple(
         tuple(group)
         for _, group in itertools.groupby(lines, key=lambda line: (line.fault, line.layer))
+    )
+
+
+def _by_fault(row: FaultSummaryRow | FaultScoreRow) -> tuple[str, str, int, str]:
+    order = words.ARM_ORDER
+    place = order.index(row.recovery) if row.recovery in order else len(order)
+    return (row.planned_fault, row.layer, place, row.recovery or "")
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """One fault, layer and recovery: its mean times, and the downtime that follows from them."""
+
+    fault: str
+    layer: str
+    recovery: str
+    mark: palette.Mark
+    n: int
+    detected: str
+    mttd: Estimate
+    recovered: str
+    mttr: Estimate
+    daily: Estimate
+    fleet: Estimate
+
+
+def score_lines(rows: Sequence[FaultScoreRow]) -> tuple[ScoreLine, ...]:
+    """The table of mean times, in the order of the verdict table."""
+    return tuple(
+        ScoreLine(
+            fault=words.label(row.planned_fault),
+            layer=row.layer,
+            recovery=words.arm(row.recovery) if row.recovery else "None",
+            mark=palette.arm(row.recovery),
+            n=row.n,
+            detected=f"{row.n_detected} of {row.n}",
+            mttd=_estimate(row.mttd_s, row.mttd_ci_low_s, row.mttd_ci_high_s),
+            recovered=f"{row.n_recovered} of {row.n}",
+            mttr=_estimate(row.mttr_s, row.mttr_ci_low_s, row.mttr_ci_high_s),
+            daily=Estimate(
+                words.availability(row.daily_availability_fraction),
+                words.availability_range(
+                    row.daily_availability_fraction_ci_low, row.daily_availability_fraction_ci_high
+                ),
+            ),
+            fleet=Estimate(
+                words.availability(row.fleet_availability_fraction),
+                words.availability_range(
+                    row.fleet_availability_fraction_ci_low, row.fleet_availability_fraction_ci_high
+                ),
+            ),
+        )
+        for row in sorted(rows, key=_by_fault)
     )
 
 

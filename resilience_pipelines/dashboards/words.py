@@ -250,6 +250,37 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{decimals}f}{NBSP}%".replace("-", "\N{MINUS SIGN}")
 
 
+def availability(fraction: float | None) -> str:
+    """A share of time in service as per cent, with enough digits to tell nines apart.
+
+    It is never rounded up to 100 %.
+    """
+    if fraction is None:
+        return MISSING
+    return f"{_cut_percent(fraction, _nines(fraction))}{NBSP}%"
+
+
+def availability_range(low: float | None, high: float | None) -> str:
+    """An interval of availabilities, with as many digits as its better end needs."""
+    if low is None or high is None:
+        return ""
+    decimals = _nines(high)
+    return f"{_cut_percent(low, decimals)}{TO}{_cut_percent(high, decimals)}{NBSP}%"
+
+
+def _nines(fraction: float) -> int:
+    """Decimals of a percentage that show two digits of what is missing to 100 %."""
+    missing = 100 * (1 - fraction)
+    return min(9, max(1, 1 - math.floor(math.log10(missing)))) if missing > 0 else 1
+
+
+def _cut_percent(fraction: float, decimals: int) -> str:
+    if fraction >= 1:
+        return f"{100:.{decimals}f}"
+    scale = 10**decimals
+    return f"{math.floor(round(fraction * 100 * scale, 3)) / scale:.{decimals}f}"
+
+
 def percent_range(low: float | None, high: float | None) -> str:
     """An interval of changes in per cent; empty where it is unknown."""
     if low is None or high is None:

@@ -54,6 +54,31 @@ def test_sizes_are_in_binary_units(value: int | None, text: str) -> None:
     assert plain(words.size(value)) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "--"), (1.0, "100.0 %"), (0.5, "50.0 %"), (0.991, "99.10 %"),
+        (86400 / 86405, "99.9942 %"), (0.99999996, "99.9999960 %"),
+    ],
+)  # fmt: skip
+def test_an_availability_shows_what_is_missing_and_is_never_rounded_up(
+    value: float | None, text: str
+) -> None:
+    assert plain(words.availability(value)) == text
+
+
+@given(st.floats(min_value=0.0, max_value=1.0, exclude_max=True))
+def test_a_written_availability_is_no_better_than_the_measured_one(value: float) -> None:
+    read = float(words.availability(value).split(words.NBSP)[0])
+    assert read <= value * 100 + 1e-9
+    assert read >= value * 100 - 0.1
+
+
+def test_an_interval_of_availabilities_has_the_digits_of_its_better_end() -> None:
+    assert plain(words.availability_range(0.9999, 86400 / 86405)) == "99.9900-99.9942 %"
+    assert words.availability_range(None, 0.9) == ""
+
+
 def test_an_interval_of_changes_keeps_its_signs_apart() -> None:
     assert plain(words.percent_range(-0.4, -0.031)) == "-40 % to -3.1 %"
     assert words.percent_range(None, 0.1) == words.percent_range(0.1, None) == ""
