@@ -308,9 +308,9 @@ class SnapshotEngine:
             running, statistics = self._bring_back(
                 snapshot, worker, space, output, watch, evidence, name, deadline_s
             )
-        except BaseException:
-            space.close()
+        except BaseException as error:
             output.close_write_end()
+            _close_after(error, space)
             raise
         try:
             self._wake(running, manifest, watch)
@@ -399,6 +399,22 @@ class SnapshotEngine:
                 raise SnapshotError(
                     SnapshotReason.WAKE_FAILED, "wake", f"It did not wake: {error}"
                 ) from error
+
+
+def _close_after(error: BaseException, space: Space) -> None:
+    """End a space after a failure, whose reason stays the first one also when that takes too long.
+
+    Raises:
+        SnapshotError: the same failure, and that something of it has not ended yet.
+    """
+    try:
+        space.close()
+    except DeadlineError as late:
+        if not isinstance(error, SnapshotError):
+            raise
+        raise SnapshotError(
+            error.code, error.phase, f"{error.reason} {late}", mend=error.mend
+        ) from error
 
 
 def read_mapped_files(process: Process) -> tuple[MappedFile, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from resilience_pipelines.errors import DeadlineError
 from resilience_pipelines.records import OracleVerdict, Outcome
 from resilience_pipelines.snapshots.engine import SnapshotEngine, Taken
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
@@ -23,7 +24,7 @@ from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot
 from resilience_pipelines.startup.arms import restore_worker
 from resilience_pipelines.workers.oracle import RecordedAnswer, check_answer, record_answer
 from resilience_pipelines.workers.process import RunningWorker, launch
-from resilience_pipelines.workers.space import SpaceSupport, open_space, wait_until
+from resilience_pipelines.workers.space import Capsule, SpaceSupport, open_space, wait_until
 from tests.support.workers import SERVER, ContractWorker
 
 
@@ -336,6 +337,25 @@ def test_a_restore_that_criu_refuses_leaves_nothing_and_keeps_the_log(
     assert caught.value.code is SnapshotReason.RESTORE_FAILED
     assert list(evidence.glob("criu-*.log"))
     assert_nothing_left(engine, children)
+
+
+def test_a_restore_whose_space_ends_late_keeps_its_reason(
+    engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateCapsule(Capsule):
+        def close(self, deadline_s: float = 10.0) -> None:
+            super().close(deadline_s)
+            raise DeadlineError("The space did not end in time.")
+
+    snapshot = snapshot_of(engine, support, tmp_path)
+    pages = max(snapshot.images.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+    content = bytearray(pages.read_bytes())
+    content[len(content) // 2] ^= 1  # the size is right: noticed when the space is there
+    pages.write_bytes(content)
+    monkeypatch.setattr("resilience_pipelines.snapshots.engine.Capsule", LateCapsule)
+    with pytest.raises(SnapshotError, match="did not end in time") as caught:
+        restore_worker(engine, snapshot, ContractWorker())
+    assert caught.value.code is SnapshotReason.IMAGE_CORRUPT
 
 
 def test_a_store_that_others_may_read_is_refused(
