@@ -50,6 +50,7 @@ def column_lineage(
         schema=dict(tables),
         dialect=_DIALECT,
         validate_qualify_columns=False,
+        quote_identifiers=False,
     )
     scope = build_scope(query)
 

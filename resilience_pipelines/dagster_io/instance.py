@@ -47,7 +47,6 @@ concurrency:
 # Lineage that could not be sent is told in the log of the run (docs/lineage.md).
 python_logs:
   managed_python_loggers: [resilience_pipelines.lineage]
-  python_log_level: WARNING
 
 # The daemon frees the slots of a run whose process died.
 run_monitoring:
