@@ -74,7 +74,7 @@ class MappedFile(Record):
 class Manifest(Record):
     """What a restore has to know."""
 
-    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=MAX_COUNT)
     snapshot_id: Annotated[str, Field(pattern=SNAPSHOT_ID_PATTERN)]
     created_at: AwareDatetime
     engine: Name

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 30
+ROUNDS = 16
 
 
 def test_nothing_measured_is_lost_or_counted_twice_and_nothing_is_left() -> None:

@@ -542,7 +542,8 @@ def test_a_snapshot_pays_off_with_the_restore_that_gave_its_time_back(home: Home
 
 def test_a_trend_names_the_dimensions_that_changed(home: Home) -> None:
     found = rows(home, "from startup_trend where worker = 'reference' and arm = 'restore'")
-    series = sorted(found, key=lambda row: row["first_started_at"])
+    machine = [row for row in found if row["hardware_key"] == OLD.hardware_key]
+    series = sorted(machine, key=lambda row: row["first_started_at"])
     assert [row["stack_key"] for row in series] == [OLD.key, NEW.key]
     first, second = series
     assert (first["previous_median_s"], first["change_fraction"]) == (None, None)
@@ -569,7 +570,7 @@ def test_all_arms_of_a_trend_have_their_stacks_in_one_order(tmp_path: Path) -> N
 
 def test_trends_of_two_machines_or_workers_do_not_mix(home: Home) -> None:
     found = rows(home, "from startup_trend where arm = 'warm_cache'")
-    assert len(found) == 3
+    assert len({(row["worker"], row["hardware_key"]) for row in found}) == len(found) == 4
     assert all(row["previous_stack_key"] is None for row in found)
 
 
@@ -898,7 +899,11 @@ def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None
     }
     assert found[OLD.key, NEW.key]["differing_dimensions"] == ["kernel_version", "criu_version"]
     assert found[NEW.key, NEW.key]["differing_dimensions"] == []
-    (trial,) = RECORDS[[record.stack.gpu_count for record in RECORDS].index(2)].compatibility
+    (trial,) = next(
+        record.compatibility
+        for record in RECORDS
+        if record.compatibility and record.stack.key == gpu.key
+    )
     assert found[NEW.key, gpu.key]["wasted_gpu_s"] == pytest.approx(2 * trial.elapsed_s)
     assert found[OLD.key, NEW.key]["wasted_gpu_s"] == 0, "that stack has no GPU"
     assert found[OLD.key, NEW.key]["reason_code"] == "restore_failed"

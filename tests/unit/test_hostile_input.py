@@ -106,7 +106,7 @@ def test_a_manifest_names_files_of_the_image_alone(tmp_path: Path, path: str) ->
     "change",
     [
         {"throughput_tokens_per_s": float("inf")}, {"port": True}, {"port": "8000"},
-        {"root_pid": 2**40}, {"schema_version": 2},
+        {"root_pid": 2**40}, {"schema_version": 0},
         {"answer": {"prompt": "p", "token_ids": [2**63], "logprobs": [-1]}},
         {"sleep_level": -1}, {"sleep_level": 2**63},
     ],

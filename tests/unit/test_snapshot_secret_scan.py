@@ -77,5 +77,5 @@ def test_no_finding_holds_a_secret(tmp_path: Path) -> None:
 
 def test_a_link_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pages-1.img").symlink_to("/etc/hostname")
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(OSError, match="plain file"):
         list(scan(tmp_path, ["pages-1.img"]))

@@ -21,7 +21,7 @@ ROWS = [
 UNBOUNDED = frozenset(
     {"cryptography", "defusedxml", "fsspec", "httpx", "jinja2", "markupsafe", "numba", "numpy",
      "nvidia-ml-py", "packaging", "prometheus-client", "protobuf", "psutil", "pydantic", "rich",
-     "ruptures", "safetensors", "starlette", "typer", "uvicorn"}
+     "ruptures", "safetensors", "sqlglot", "starlette", "typer", "uvicorn"}
 )  # fmt: skip
 
 
