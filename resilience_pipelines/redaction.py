@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -40,7 +40,24 @@ def redact_bytes(content: bytes, environment: Mapping[str, str] | None = None) -
     Args:
         environment: whose values are secrets; this process's by default.
     """
-    for value in _secret_values(os.environ if environment is None else environment):
+    return _clean(content, _secret_values(environment))
+
+
+def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """A text without the secrets in it."""
+    return _clean_text(text, _secret_values(environment))
+
+
+def redact_record(part: _PART, environment: Mapping[str, str] | None = None) -> _PART:
+    """A record, or a part of one, without the secrets in its texts.
+
+    Stacks stay as they are: their key is of what they say.
+    """
+    return _clean_part(part, _secret_values(environment))
+
+
+def _clean(content: bytes, values: Sequence[bytes]) -> bytes:
+    for value in values:
         content = content.replace(value, REDACTED.encode())
     for form in FORMS:
         if any(beginning in content for beginning in form.beginnings):
@@ -49,32 +66,27 @@ def redact_bytes(content: bytes, environment: Mapping[str, str] | None = None) -
     return _BEARER.sub(rb"\1" + REDACTED.encode(), content)
 
 
-def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """A text without the secrets in it."""
-    encoded = text.encode(errors="surrogatepass")
-    return redact_bytes(encoded, environment).decode(errors="surrogatepass")
+def _clean_text(text: str, values: Sequence[bytes]) -> str:
+    return _clean(text.encode(errors="surrogatepass"), values).decode(errors="surrogatepass")
 
 
-def redact_record(part: _PART, environment: Mapping[str, str] | None = None) -> _PART:
-    """A record, or a part of one, without the secrets in its texts.
-
-    Stacks stay as they are: their key is of what they say.
-    """
+def _clean_part(part: _PART, values: Sequence[bytes]) -> _PART:
     cleaned: Any = part
     if isinstance(part, BaseModel) and not isinstance(part, Stack):
-        changes = {name: redact_record(value, environment) for name, value in part}
+        changes = {name: _clean_part(value, values) for name, value in part}
         cleaned = part.model_copy(update=changes)
     elif isinstance(part, tuple | list):
-        cleaned = type(part)(redact_record(item, environment) for item in part)
+        cleaned = type(part)(_clean_part(item, values) for item in part)
     elif isinstance(part, dict):
-        cleaned = {name: redact_record(value, environment) for name, value in part.items()}
+        cleaned = {name: _clean_part(value, values) for name, value in part.items()}
     elif isinstance(part, str) and not isinstance(part, Enum):
-        cleaned = redact(part, environment)
+        cleaned = _clean_text(part, values)
     return cleaned  # type: ignore[no-any-return]
 
 
-def _secret_values(environment: Mapping[str, str]) -> list[bytes]:
+def _secret_values(environment: Mapping[str, str] | None) -> list[bytes]:
     """The longest first: one may be in another."""
+    environment = os.environ if environment is None else environment
     found = {
         value.encode(errors="surrogateescape")
         for name, value in environment.items()

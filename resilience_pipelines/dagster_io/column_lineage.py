@@ -22,12 +22,14 @@ _DIALECT = "duckdb"
 
 Relation = tuple[str, str]
 """Schema and table."""
+Columns = dict[str, dict[str, dict[str, str]]]
+"""Type of each column, by schema, table and column."""
 
 
 def column_lineage(
     compiled: Path,
     relation: Relation,
-    columns: Mapping[Relation, Mapping[str, str]],
+    columns: Columns,
     assets: Mapping[Relation, dg.AssetKey],
 ) -> dg.TableColumnLineage:
     """The columns that each column of a model is computed from.
@@ -35,19 +37,16 @@ def column_lineage(
     Args:
         compiled: the model's SQL as dbt compiled it.
         relation: the model's own table.
-        columns: names and types of the columns of all tables of the warehouse.
+        columns: those of all tables of the warehouse.
         assets: the asset of each table; a column of any other table is left out.
 
     Raises:
         sqlglot.errors.SqlglotError: the SQL can't be read.
         OSError: the file can't be.
     """
-    tables: dict[str, dict[str, dict[str, str]]] = {}
-    for (name, table), types in columns.items():
-        tables.setdefault(name, {})[table] = dict(types)
     query = qualify(
         parse_one(compiled.read_text(), dialect=_DIALECT),
-        schema=dict(tables),
+        schema=dict(columns),
         dialect=_DIALECT,
         validate_qualify_columns=False,
         quote_identifiers=False,
@@ -59,7 +58,8 @@ def column_lineage(
         found = {dep for node in graph.walk() if (dep := _dep(node, assets)) is not None}
         return sorted(found, key=lambda dep: (dep.asset_key, dep.column_name))
 
-    return dg.TableColumnLineage({column: origins(column) for column in columns[relation]})
+    schema, table = relation
+    return dg.TableColumnLineage({column: origins(column) for column in columns[schema][table]})
 
 
 def _dep(node: Node, assets: Mapping[Relation, dg.AssetKey]) -> dg.TableColumnDep | None:

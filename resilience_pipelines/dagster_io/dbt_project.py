@@ -114,7 +114,7 @@ def build_models(
         if node["name"] in rows:
             found["dagster/row_count"] = rows[node["name"]]
         relation = (node["schema"], node["name"])
-        if node["resource_type"] == "model" and relation in columns:
+        if node["resource_type"] == "model" and node["name"] in columns.get(node["schema"], {}):
             compiled = target / "compiled" / node["package_name"] / node["original_file_path"]
             try:
                 found["dagster/column_lineage"] = column_lineage(

@@ -81,20 +81,19 @@ def row_counts(home: Home, schema: str) -> dict[str, int]:
         }
 
 
-def table_columns(home: Home) -> dict[tuple[str, str], dict[str, str]]:
-    """Names and types of the columns of every table and view of the warehouse, by its schema and
-    name.
+def table_columns(home: Home) -> dict[str, dict[str, dict[str, str]]]:
+    """The type of every column of the warehouse, by schema, table or view, and column.
 
     Raises:
         BusyError: another process has the warehouse open.
     """
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    found: dict[str, dict[str, dict[str, str]]] = {}
     with open_warehouse(home.warehouse) as connection:
         for schema, name, column, kind in connection.execute(
             "select schema_name, table_name, column_name, data_type from duckdb_columns() "
             "where not internal order by table_oid, column_index"
         ).fetchall():
-            found.setdefault((schema, name), {})[column] = kind
+            found.setdefault(schema, {}).setdefault(name, {})[column] = kind
     return found
 
 

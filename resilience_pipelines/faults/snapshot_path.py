@@ -44,7 +44,7 @@ from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import SnapshotStore
 from resilience_pipelines.startup.arms import restore_worker
-from resilience_pipelines.workers.space import holds_within
+from resilience_pipelines.workers.space import holds_within, wait_until
 
 STRATEGY = "snapshot_path"
 FAMILY = "snapshot_cut_short"
@@ -396,11 +396,10 @@ class RestoreCut(_CutInjection):
 
 def _criu_session() -> int | None:
     """The process that this one started as CRIU's; None while there is none."""
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread or a process that has ended meanwhile
-            for pid in (task / "children").read_text().split():
-                if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                    return int(pid)
+    for pid in _children(os.getpid()):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
     return None
 
 
@@ -413,16 +412,23 @@ def _inner_pid(pid: int) -> int | None:
     return None
 
 
-def _below(pid: int) -> list[int]:
-    """What a process has forked, its children first; nothing when it has ended.
+def _children(pid: int) -> list[int]:
+    """What the threads of a process have forked; nothing when it has ended.
 
     From the kernel's own list: a look at all processes of the machine takes longer than what is to
     be seen lasts.
     """
-    found = []
+    found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    """All processes below one, its children first."""
+    found = _children(pid)
     return found + [deeper for child in found for deeper in _below(child)]
 
 
@@ -435,16 +441,15 @@ def _continue(session: psutil.Process) -> None:
     Raises:
         DeadlineError: it does not go on.
     """
-    end = time.monotonic() + _CONTINUE_DEADLINE_S
-    while True:
+
+    def goes_on() -> bool:
         _signal_all(session, signal.SIGCONT)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if session.status() in (psutil.STATUS_STOPPED, psutil.STATUS_RUNNING):
-                if time.monotonic() >= end:
-                    raise DeadlineError(f"CRIU did not go on within {_CONTINUE_DEADLINE_S:g} s.")
-                time.sleep(_STEP_S)
-                continue
-        return
+        try:
+            return session.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_RUNNING)
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(goes_on, _CONTINUE_DEADLINE_S, "CRIU goes on", _STEP_S)
 
 
 def _signal_all(session: psutil.Process, number: signal.Signals) -> None:

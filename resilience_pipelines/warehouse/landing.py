@@ -53,7 +53,6 @@ LEFTOVER_AGE_S: Final = 24 * 3600.0
 _CONTENT = "content"
 _EVIDENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-_CHUNK_BYTES = 2**20
 _MEND_FOLDER = "Remove the folder or copy it again from where it was written."
 
 
