@@ -41,6 +41,7 @@ from resilience_pipelines.cli_common import (
     out,
     print_json,
     show_rows,
+    split_list,
 )
 from resilience_pipelines.cli_tables import print_record
 from resilience_pipelines.errors import InputError, ResilienceError, Stopped, StorageError
@@ -188,7 +189,7 @@ def run_startup(
         {
             "kind": "startup",
             "worker": worker,
-            "arms": _split(arms),
+            "arms": split_list(arms),
             "repeats": repeats,
             "cold_repeats": cold_repeats,
             "page_cache": page_cache,
@@ -232,7 +233,7 @@ def run_fault(
             "kind": "fault",
             "worker": worker,
             "faults": faults or [],
-            "recoveries": _split(recoveries),
+            "recoveries": split_list(recoveries),
             "repeats": repeats,
             "controls": controls,
             "port": port,
@@ -272,7 +273,7 @@ def faults_export(
     from resilience_pipelines.faults.chaostoolkit import make_experiment
     from resilience_pipelines.faults.run import FaultPlan
 
-    plan = FaultPlan(tuple(faults or ()), tuple(_split(recoveries)), repeats, controls)
+    plan = FaultPlan(tuple(faults or ()), tuple(split_list(recoveries)), repeats, controls)
     print_json(make_experiment(plan, worker))
 
 
@@ -377,7 +378,7 @@ def run_fanout(
             "worker": worker,
             "snapshot": snapshot,
             "widths": _numbers("--widths", widths),
-            "page_caches": _split(page_caches),
+            "page_caches": split_list(page_caches),
             "repeats": repeats,
         },
         launcher,
@@ -409,8 +410,8 @@ def run_collectives(
     _run(
         {
             "kind": "collectives",
-            "arms": _split(arms),
-            "operations": _split(operations),
+            "arms": split_list(arms),
+            "operations": split_list(operations),
             "sizes": _numbers("--sizes", sizes),
             "ranks": ranks,
             "repeats": repeats,
@@ -1228,13 +1229,9 @@ def _store(home: Path | None) -> Any:
     return open_store(open_home(home))
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _numbers(option: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in _split(text)]
+        return [int(part) for part in split_list(text)]
     except ValueError as error:
         raise InputError(
             option, text, "it is no list of whole numbers", mend="Separate numbers by commas."

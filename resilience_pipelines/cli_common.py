@@ -40,6 +40,11 @@ def options(**names: str) -> Iterator[None]:
         raise InputError(field, error.value, error.why, mend=error.mend) from error
 
 
+def split_list(text: str) -> list[str]:
+    """What an option lists, separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from resilience_pipelines.cli_common import HomeOption, JsonOption, err, out, print_json, show_rows
+from resilience_pipelines.cli_common import (
+    HomeOption,
+    JsonOption,
+    err,
+    out,
+    print_json,
+    show_rows,
+    split_list,
+)
 from resilience_pipelines.errors import InputError, ResilienceError, StorageError
 from resilience_pipelines.home import Home, open_home
 
@@ -307,9 +315,15 @@ def snapshot_tune(
     storage, settings, key = open_repository_storage(
         data_home, read_settings(data_home), _address(repository)
     )
-    names = [part.strip() for part in compressions.split(",") if part.strip()]
     with _progress("measuring", as_json) as report:
-        tuning = tune(storage, key, stored, candidates=names, repeats=repeats, progress=report)
+        tuning = tune(
+            storage,
+            key,
+            stored,
+            candidates=split_list(compressions),
+            repeats=repeats,
+            progress=report,
+        )
     path = keep_tuning(data_home, tuning)
     if as_json:
         print_json(tuning.model_dump(mode="json") | {"kept_in": str(path)})
