@@ -1,8 +1,9 @@
 """Faults of a snapshot or a restore under way: CRIU killed half-way, the worker killed beneath it.
 
 What belongs here: the strategy `snapshot_path`: running one operation to a point in its middle and
-ending one of its processes there. What does not: the operation and what it does about a failure
-(`snapshots.engine`), and a store or an image that is damaged (`snapshot_store`, `snapshot_image`).
+ending one of its processes there. What does not: the operation (`operation`) and what it does about
+a failure (`snapshots.engine`), and a store or an image that is damaged (`snapshot_store`,
+`snapshot_image`).
 
 CRIU is stopped and continued in short steps until it is where the fault belongs: on a fast machine
 a dump is over before a process that waits for it wakes up.
@@ -12,10 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,36 +24,31 @@ from typing import Any
 
 import psutil
 
-from resilience_pipelines.detectors.base import Detector
-from resilience_pipelines.detectors.operation_watch import OperationReport, OperationWatch
-from resilience_pipelines.errors import DeadlineError, ResilienceError
-from resilience_pipelines.faults.fault import (
-    FaultContext,
-    Guard,
-    Injection,
-    ObstacleError,
-    lives,
-)
+from resilience_pipelines.faults.fault import FaultContext, Guard, Injection, lives
 from resilience_pipelines.faults.guards import FreeDisk
 from resilience_pipelines.faults.lease import Lease
+from resilience_pipelines.faults.operation import (
+    STAGE_DEADLINE_S,
+    Dump,
+    Operation,
+    OperationInjection,
+    Restore,
+    engine_of,
+)
 from resilience_pipelines.faults.recovery import Recovery, check_possible
 from resilience_pipelines.records import Layer, Proof
 from resilience_pipelines.snapshots.engine import SnapshotEngine
-from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
-from resilience_pipelines.snapshots.store import SnapshotStore
-from resilience_pipelines.startup.arms import restore_worker
+from resilience_pipelines.snapshots.reasons import SnapshotReason
+from resilience_pipelines.snapshots.store import StoredSnapshot
 from resilience_pipelines.workers.space import holds_within, wait_until
 
 STRATEGY = "snapshot_path"
 FAMILY = "snapshot_cut_short"
 EFFECT_DEADLINE_S = 5.0
-_STAGE_DEADLINE_S = 60.0
-_END_DEADLINE_S = 180.0
 _LEASE_DEADLINE_S = 10.0
 _CONTINUE_DEADLINE_S = 5.0
 _STEP_S = 0.0005
 _SPARE_BYTES = 256 * 2**20
-_CRASHED = "crashed"
 
 # A CRIU that was stopped when the platform died would never end by itself.
 _UNDO = """
@@ -117,40 +110,28 @@ class SnapshotCutShort:
 
     def prepare(self, context: FaultContext) -> Injection:
         """See `Fault.prepare`."""
-        if context.engine is None:
-            raise ObstacleError(SnapshotReason.NO_CRIU, context.no_engine_why)
-        if not context.support.capsule:
-            raise ObstacleError(SnapshotReason.NO_NAMESPACES, context.support.reason)
+        engine = engine_of(context)
         if self.cut is Cut.CRIU_IN_RESTORE:
             check_possible(Recovery.RESTORE, context)
-            return RestoreCut(context, context.engine)
+            assert context.snapshot is not None
+            return RestoreCut(context, engine, context.snapshot)
         if self.cut is Cut.CRIU_IN_DUMP:
-            return DumpCut(context, context.engine)
-        return WorkerCut(context, context.engine)
+            return DumpCut(context, engine)
+        return WorkerCut(context, engine)
 
 
-class _CutInjection(Injection):
+class _CutInjection(OperationInjection):
     """One operation that is cut short."""
 
-    hits_worker = False
-
-    def __init__(self, context: FaultContext, engine: SnapshotEngine) -> None:
-        super().__init__(context)
-        self._engine = engine
-        self._report = OperationReport()
-        self._thread: threading.Thread | None = None
+    def __init__(self, context: FaultContext, right_codes: frozenset[str]) -> None:
+        super().__init__(context, right_codes)
         self._lease: Lease | None = None
         self._victims: list[psutil.Process] = []
         self._progress = ""
 
-    def detectors(self) -> Sequence[Detector]:
-        """Whoever asked for the operation, and reads how it ended."""
-        return (OperationWatch(self._report),)
-
     def inject(self) -> None:
         """Run the operation to its middle and kill."""
-        self._thread = threading.Thread(target=self._run, name=STRATEGY, daemon=True)
-        self._thread.start()
+        self.start(self._make_operation())
         session = self._find_session()
         self._lease = Lease(f"CRIU's session {session.pid}", _UNDO, str(session.pid))
         self._stop_in_the_middle(session)
@@ -170,55 +151,38 @@ class _CutInjection(Injection):
             detail=f"{ended} processes ended, {alive} did not; {self._progress}",
         )
 
-    def broken_expectation(self) -> str | None:
-        """The operation has to report the failure as what it is, and leave nothing behind."""
-        if not self._report.wait(_END_DEADLINE_S):
-            return f"the operation did not end within {_END_DEADLINE_S:g} s"
-        if self._report.code is None:
-            return "the operation says that it succeeded"
-        if self._report.code not in self._right_codes():
-            return f"it failed as {self._report.code}: {self._report.detail}"
-        return self._left_behind()
-
-    def roll_back(self) -> None:
-        """Let the operation come to its end; nothing else was changed."""
-        self._finish()
+    def left_behind(self) -> str | None:
+        """Also, no process of the operation may live."""
+        alive = self._alive()
+        return f"processes {alive} still live" if alive else super().left_behind()
 
     def prove_rollback(self) -> Proof:
-        """No process of the operation lives, and nothing partial is stored."""
-        left = self._left_behind()
-        if self._thread is not None and self._thread.is_alive():
-            left = "the operation has not ended"
-        elif self._lease is not None:
-            left = "the watchdog of the operation is still there"
-        return Proof(
-            proved=left is None, source="process table and store", detail=left or "nothing is left"
-        )
+        """Also, nobody waits any more for this process to die."""
+        if self._lease is not None:
+            detail = "the watchdog of the operation is still there"
+            return Proof(proved=False, source="process table", detail=detail)
+        return super().prove_rollback()
 
-    def close(self) -> None:
-        """See `Injection.close`."""
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(_END_DEADLINE_S)
+    def finish(self) -> None:
+        """Also, let the watchdog go."""
+        super().finish()
         if self._lease is not None:
             self._lease.release(_LEASE_DEADLINE_S)
             self._lease = None
 
     def _find_session(self) -> psutil.Process:
-        end = time.monotonic() + _STAGE_DEADLINE_S
-        while time.monotonic() < end and not self._report.ended:
+        end = time.monotonic() + STAGE_DEADLINE_S
+        while time.monotonic() < end and not self.ended:
             pid = _criu_session()
             if pid is not None:
                 return psutil.Process(pid)
             time.sleep(_STEP_S)
-        raise self._missed("no CRIU was seen")
+        raise self.missed("no CRIU was seen")
 
     def _stop_in_the_middle(self, session: psutil.Process) -> None:
         """Leave CRIU stopped where the fault belongs."""
-        end = time.monotonic() + _STAGE_DEADLINE_S
-        while time.monotonic() < end and not self._report.ended:
+        end = time.monotonic() + STAGE_DEADLINE_S
+        while time.monotonic() < end and not self.ended:
             # Before, CRIU tries out the kernel with children that must not be seen stopped.
             if self._begun(session):
                 _signal_all(session, signal.SIGSTOP)
@@ -227,33 +191,11 @@ class _CutInjection(Injection):
                     return
                 _continue(session)
             time.sleep(_STEP_S)
-        raise self._missed("CRIU was never where it was to be killed")
-
-    def _missed(self, what: str) -> ResilienceError:
-        if self._report.ended:
-            ended = (
-                f"{self._report.code}: {self._report.detail}" if self._report.code else "success"
-            )
-            return ResilienceError(f"{what}: the operation had ended before ({ended}).")
-        return DeadlineError(f"{what} within {_STAGE_DEADLINE_S:g} s.")
-
-    def _run(self) -> None:
-        code: str | None = _CRASHED
-        detail = "it ended without a result"
-        try:
-            code, detail = self._operate()
-        except ResilienceError as error:
-            detail = str(error)
-        finally:
-            self._report.end(code, detail)
+        raise self.missed("CRIU was never where it was to be killed")
 
     @abstractmethod
-    def _operate(self) -> tuple[str | None, str]:
-        """Do the operation; returns the reason code of its failure, None for none, and its words.
-
-        Raises:
-            ResilienceError: it failed in another way than it reports failures.
-        """
+    def _make_operation(self) -> Operation:
+        """The operation to cut short."""
 
     @abstractmethod
     def _begun(self, session: psutil.Process) -> bool:
@@ -272,15 +214,6 @@ class _CutInjection(Injection):
         _signal_all(session, signal.SIGKILL)
         return victims
 
-    @abstractmethod
-    def _right_codes(self) -> frozenset[str]:
-        """As what the operation may fail."""
-
-    def _left_behind(self) -> str | None:
-        """What of the operation is left; None when nothing is."""
-        alive = self._alive()
-        return f"processes {alive} still live" if alive else None
-
     def _alive(self) -> list[int]:
         return [process.pid for process in self._victims if lives(process)]
 
@@ -288,54 +221,41 @@ class _CutInjection(Injection):
 class DumpCut(_CutInjection):
     """A snapshot for a store of its own, of which CRIU is killed."""
 
-    def __init__(self, context: FaultContext, engine: SnapshotEngine) -> None:
-        super().__init__(context, engine)
-        self._folder = Path(tempfile.mkdtemp(dir=context.scratch, prefix="cut-short-"))
-        self._dumper = engine.with_store(SnapshotStore(self._folder / "store"))
-        self._serving_after = False
+    def __init__(
+        self,
+        context: FaultContext,
+        engine: SnapshotEngine,
+        right_codes: frozenset[str] = frozenset({SnapshotReason.DUMP_FAILED}),
+    ) -> None:
+        super().__init__(context, right_codes)
+        self._engine = engine
+        self._dump: Dump | None = None
+
+    @property
+    def dump(self) -> Dump:
+        """The snapshot that is taken, once it is."""
+        assert self._dump is not None, "inject comes first"
+        return self._dump
 
     def broken_expectation(self) -> str | None:
         """Also, the worker has to serve afterwards."""
         broken = super().broken_expectation()
-        if broken is None and not self._serving_after:
+        if broken is None and not self.dump.serving_after:
             return "the worker does not serve after the snapshot failed"
         return broken
 
-    def close(self) -> None:
-        """See `Injection.close`."""
-        super().close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _operate(self) -> tuple[str | None, str]:
-        found = self._dumper.take(
-            self.target.running,
-            self._dumper.host.stack,
-            self.context.answer,
-            measurement_id="cut-short",
-            sleep_level=self.context.worker.snapshot_sleep_level,
-            evidence=self.context.evidence,
-        ).measurement
-        self._serving_after = bool(found.source_serving_after)
-        return found.reason_code, found.detail
+    def _make_operation(self) -> Operation:
+        self._dump = Dump(self.context, self._engine, self.target)
+        return self._dump
 
     def _begun(self, session: psutil.Process) -> bool:  # noqa: ARG002
-        return any(self._dumper.store.root.glob(".partial-*/images/*.img"))
+        return any(self.dump.store.glob(".partial-*/images/*.img"))
 
     def _in_the_middle(self, session: psutil.Process) -> str:  # noqa: ARG002
         written = sum(
-            path.stat().st_size
-            for path in self._dumper.store.root.glob(".partial-*/images/pages-*.img")
+            path.stat().st_size for path in self.dump.store.glob(".partial-*/images/pages-*.img")
         )
         return f"{written} bytes of memory pages were written" if written else ""
-
-    def _right_codes(self) -> frozenset[str]:
-        return frozenset({SnapshotReason.DUMP_FAILED})
-
-    def _left_behind(self) -> str | None:
-        left = sorted(path.name for path in self._dumper.store.root.iterdir())
-        if left:
-            return f"the failed snapshot left {', '.join(left)}"
-        return super()._left_behind()
 
 
 class WorkerCut(DumpCut):
@@ -343,10 +263,15 @@ class WorkerCut(DumpCut):
 
     hits_worker = True
 
+    def __init__(self, context: FaultContext, engine: SnapshotEngine) -> None:
+        # CRIU can't dump what is gone; if it could, the source would not wake.
+        codes = frozenset({SnapshotReason.DUMP_FAILED, SnapshotReason.SOURCE_LOST})
+        super().__init__(context, engine, codes)
+
     def broken_expectation(self) -> str | None:
         """The worker is lost, and must not be reported as serving."""
         broken = _CutInjection.broken_expectation(self)
-        if broken is None and self._serving_after:
+        if broken is None and self.dump.serving_after:
             return "the worker that was killed is reported as serving"
         return broken
 
@@ -357,41 +282,28 @@ class WorkerCut(DumpCut):
                 victim.kill()
         return victims
 
-    def _right_codes(self) -> frozenset[str]:
-        # CRIU can't dump what is gone; if it could, the source would not wake.
-        return frozenset({SnapshotReason.DUMP_FAILED, SnapshotReason.SOURCE_LOST})
-
 
 class RestoreCut(_CutInjection):
     """A restore from the snapshot of which CRIU is killed."""
 
-    def _operate(self) -> tuple[str | None, str]:
-        assert self.context.snapshot is not None
-        try:
-            started = restore_worker(
-                self._engine,
-                self.context.snapshot,
-                self.context.worker,
-                evidence=self.context.evidence,
-                name="cut-short",
-            )
-        except SnapshotError as error:
-            return error.code.value, str(error)
-        started.running.stop()
-        return None, ""
+    def __init__(
+        self, context: FaultContext, engine: SnapshotEngine, snapshot: StoredSnapshot
+    ) -> None:
+        super().__init__(context, frozenset({SnapshotReason.RESTORE_FAILED}))
+        self._engine = engine
+        self._snapshot = snapshot
+
+    def _make_operation(self) -> Operation:
+        return Restore(self.context, self._engine, self._snapshot)
 
     def _begun(self, session: psutil.Process) -> bool:
-        assert self.context.snapshot is not None
-        root = self.context.snapshot.manifest.root_pid
+        root = self._snapshot.manifest.root_pid
         return any(_inner_pid(pid) == root for pid in _below(session.pid))
 
     def _in_the_middle(self, session: psutil.Process) -> str:
-        if self._report.ended or not self._begun(session):
+        if self.ended or not self._begun(session):
             return ""
         return "the root of the restored processes was made"
-
-    def _right_codes(self) -> frozenset[str]:
-        return frozenset({SnapshotReason.RESTORE_FAILED})
 
 
 def _criu_session() -> int | None:
