@@ -98,6 +98,10 @@ class Nvml:
     ) -> None:
         self.close()
 
+    def driver_version(self) -> str:
+        """The driver's release, e.g. `580.159.04`."""
+        return _text(self._ask("nvmlSystemGetDriverVersion"))
+
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs that the driver lists."""
         return tuple(self._gpu(index) for index in range(self._ask("nvmlDeviceGetCount")))

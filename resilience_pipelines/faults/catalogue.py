@@ -26,6 +26,8 @@ from resilience_pipelines.faults.litmus import LitmusExperiment, LitmusFault
 from resilience_pipelines.faults.memory import MemoryExhausted
 from resilience_pipelines.faults.numa_placement import WorkerMisplaced
 from resilience_pipelines.faults.process import WorkerHung, WorkerKilled
+from resilience_pipelines.faults.snapshot_device import Mistake as DeviceMistake
+from resilience_pipelines.faults.snapshot_device import SnapshotDeviceFault
 from resilience_pipelines.faults.snapshot_image import Damage, SnapshotImageCorrupted
 from resilience_pipelines.faults.snapshot_path import Cut, SnapshotCutShort
 from resilience_pipelines.faults.snapshot_store import Exhausted, SnapshotStoreFull
@@ -40,6 +42,7 @@ _ALL: Sequence[Fault] = (
     FileDescriptorsExhausted(),
     *(SnapshotImageCorrupted(damage) for damage in Damage),
     *(SnapshotCutShort(cut) for cut in Cut),
+    *(SnapshotDeviceFault(mistake) for mistake in DeviceMistake),
     *(SnapshotStoreFull(exhausted) for exhausted in Exhausted),
     *(WeightsCorrupted(damage) for damage in WeightsDamage),
     *(GpuBurned(burner) for burner in Burner),

@@ -29,6 +29,9 @@ from resilience_pipelines.errors import DeadlineError, UnsupportedError
 
 SUCCESS: Final = "CUDA_SUCCESS"
 
+HELPER: Final = (sys.executable, "-m", __name__)
+"""How the helper process is started."""
+
 START_DEADLINE_S: Final = 60.0
 _END_DEADLINE_S: Final = 5.0
 _PROBE_BYTES: Final = 1 << 20
@@ -74,13 +77,13 @@ class CudaDriver:
     """Makes driver calls through the helper process, which ends with this object and its process.
 
     Args:
-        command: how the helper is started.
+        command: how the helper is started; `HELPER` when not given.
 
     One call at a time: not for use by several threads at once.
     """
 
     def __init__(self, command: Sequence[str] | None = None) -> None:
-        self._command = command or (sys.executable, "-m", __name__)
+        self._command = command or HELPER
         self._helper: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._buffer = b""

@@ -97,6 +97,10 @@ class SnapshotEngine:
         """The same engine on another store."""
         return SnapshotEngine(store, self.criu, self.device, self.host, self._scratch)
 
+    def with_device(self, device: DeviceEngine) -> SnapshotEngine:
+        """The same engine with something else that moves accelerator state."""
+        return SnapshotEngine(self.store, self.criu, device, self.host, self._scratch)
+
     def take(
         self,
         running: RunningWorker,

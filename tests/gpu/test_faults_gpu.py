@@ -101,7 +101,7 @@ def test_a_mistake_gives_an_xid_and_leaves_the_gpu_well(
 BESIDE_OR_IN = [
     name
     for name, fault in CATALOGUE.items()
-    if fault.strategy in ("gpu_load", "gpu_memory", "gpu_xid", "dcgm_injection")
+    if fault.strategy in ("gpu_load", "gpu_memory", "gpu_xid", "dcgm_injection", "snapshot_device")
 ]
 
 

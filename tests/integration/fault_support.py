@@ -30,7 +30,15 @@ from resilience_pipelines.workers.space import SpaceSupport, open_space
 from tests.support.workers import ContractWorker, write_contract_weights
 
 GPU_STRATEGIES = frozenset(
-    {"gpu_load", "gpu_memory", "gpu_xid", "dcgm_injection", "gpu_power", "numa_placement"}
+    {
+        "gpu_load",
+        "gpu_memory",
+        "gpu_xid",
+        "dcgm_injection",
+        "gpu_power",
+        "numa_placement",
+        "snapshot_device",
+    }
 )
 CLUSTER_STRATEGIES = frozenset({"chaos_mesh", "litmus"})
 NEED_GPU = tuple(name for name, fault in CATALOGUE.items() if fault.strategy in GPU_STRATEGIES)

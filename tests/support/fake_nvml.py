@@ -79,10 +79,13 @@ class FakeNvml:
         self.driver = driver
         self.opened = 0
         self.no_events = False
+        self.uuid = "GPU-0"
+        self.driver_version = "1.0"
         answers: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetCount": lambda: self.gpu.gpus,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+            "nvmlSystemGetDriverVersion": lambda: self.driver_version,
+            "nvmlDeviceGetUUID": lambda handle: self.uuid,
             "nvmlDeviceGetName": lambda handle: "NVIDIA Fake",
             "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(domain=0, bus=0x3B, device=0),
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
