@@ -27,6 +27,10 @@ DUCKDB_LTS := .duckdb-lts/.installed
 AIRFLOW_VENV := .venv-airflow
 AIRFLOW := $(AIRFLOW_VENV)/.installed-$(CONTENT)
 
+# Every command here starts Python many times: modules that are compiled anew each time, as some
+# containers ask for, would double that.
+unexport PYTHONDONTWRITEBYTECODE
+
 APT_GET := DEBIAN_FRONTEND=noninteractive timeout 900 \
 	apt-get -qy --no-install-recommends -o DPkg::Lock::Timeout=120
 
