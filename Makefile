@@ -27,6 +27,9 @@ DUCKDB_LTS := .duckdb-lts/.installed
 AIRFLOW_VENV := .venv-airflow
 AIRFLOW := $(AIRFLOW_VENV)/.installed-$(CONTENT)
 
+# Tests that touch the machine run one after the other (tests/conftest.py), the others beside them.
+TEST_PROCESSES := 2
+
 # Every command here starts Python many times: modules that are compiled anew each time, as some
 # containers ask for, would double that.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,7 +71,7 @@ demo: setup ## Measure on this machine, load, build and show the results
 	@$(BIN)/resilience demo
 
 test: $(INSTALLED_TEST) setup $(DUCKDB_LTS) chromium lint ## Check style and types, and run all tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
 
 test-kubernetes: $(INSTALLED_TEST) ## Run the tests of the cluster that KUBECONFIG names
 	@$(BIN)/pytest -rA --show-capture=stdout -m kubernetes tests/kubernetes \

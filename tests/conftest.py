@@ -36,6 +36,24 @@ def pytest_configure() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests pytest-xdist may run at once (`--dist loadgroup`): those of two groups.
+
+    Tests that start workers, take snapshots or inject faults look at the machine's cgroups, mounts
+    and processes: they are one group, in order. The others are a group for each file, but for one
+    of those that share a fixture which is dear to make.
+    """
+    for item in items:
+        if "results_home" in getattr(item, "fixturenames", ()):
+            group = "results"
+        elif item.path.parent.name in ("unit", "browser") or item.get_closest_marker("apart"):
+            group = item.path.stem
+        else:
+            group = "machine"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def results_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home that holds the results published with the project and nothing else."""

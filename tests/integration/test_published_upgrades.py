@@ -18,6 +18,8 @@ from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.transform import build
 from tests.factories import RecordFactory, land, make_stack
 
+pytestmark = pytest.mark.apart
+
 
 def key_of(home: Home, version: str) -> str:
     found = query(
