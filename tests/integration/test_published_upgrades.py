@@ -54,25 +54,28 @@ def test_versions_measured_side_by_side_bear_no_such_note(results_home: Home) ->
     assert not [text for text in upgrade.comparison.reasons if "data sets" in text]
 
 
-@pytest.mark.parametrize("other_machine", [False, True])
-def test_a_change_of_level_names_another_data_set_among_its_candidates(
-    tmp_path: Path, other_machine: bool
-) -> None:
+def test_a_change_of_level_names_another_data_set_among_its_candidates(tmp_path: Path) -> None:
     home = open_home(tmp_path / "home")
-    sources = [tmp_path / "machine-a", tmp_path / ("machine-b" if other_machine else "machine-a")]
+    # By the number of CPUs, that the series don't mix: the data sets of its first and second level.
+    data_sets = {2: ("machine-a", "machine-a"), 64: ("machine-a", "machine-b")}
     levels = {"4.2.1": 2.0, "4.3": 3.0}
-    for source, (place, (version, level)) in zip(sources, enumerate(levels.items()), strict=True):
-        for run in range(2):
-            factory = RecordFactory(3600 * (10 * place + run))
-            totals = [level + 0.01 * n for n in range(5)]
-            record = factory.startup_record(
-                stack=make_stack(criu_version=version), totals_s={Arm.RESTORE: totals}
-            )
-            land(source, record)
-    load(home, sorted(set(sources)))
+    for cpu_count, sources in data_sets.items():
+        for place, (version, level) in enumerate(levels.items()):
+            for run in range(2):
+                factory = RecordFactory(3600 * (10 * place + run) + cpu_count)
+                totals = [level + 0.01 * n for n in range(5)]
+                stack = make_stack(criu_version=version, cpu_count=cpu_count)
+                record = factory.startup_record(stack=stack, totals_s={Arm.RESTORE: totals})
+                land(tmp_path / sources[place], record)
+    load(home, [tmp_path / "machine-a", tmp_path / "machine-b"])
     build(home)
     publish(home)
-    (names,) = query(home, "select candidate_dimensions from change_points where arm = 'restore'")[
-        "candidate_dimensions"
-    ]
-    assert names.to_list() == ["criu_version", *(["data_set"] if other_machine else [])]
+    found = query(
+        home,
+        "select cpu_count, candidate_dimensions from change_points "
+        "join stacks using (stack_key) where arm = 'restore'",
+    )
+    assert {count: set(names) for count, names in found.rows()} == {
+        2: {"criu_version"}, 64: {"criu_version", "data_set"}
+    }  # fmt: skip
+    assert len(found) == 2
