@@ -71,7 +71,7 @@ demo: setup ## Measure on this machine, load, build and show the results
 	@$(BIN)/resilience demo
 
 test: $(INSTALLED_TEST) setup $(DUCKDB_LTS) chromium lint ## Check style and types, and run all tests
-	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope
 
 test-kubernetes: $(INSTALLED_TEST) ## Run the tests of the cluster that KUBECONFIG names
 	@$(BIN)/pytest -rA --show-capture=stdout -m kubernetes tests/kubernetes \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -36,22 +37,48 @@ def pytest_configure() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests pytest-xdist may run at once (`--dist loadgroup`): those of two groups.
+APART = frozenset(
+    [
+        "backfill_pools",
+        "dagster_tools",
+        "dashboard_marts",
+        "debian_archive",
+        "full_disk",
+        "kubernetes_marts",
+        "metrics",
+        "operations",
+        "platform_concurrency",
+        "power_loss",
+        "snapshot_crashes",
+        "snapshot_s3",
+        "warehouse_marts",
+        "warehouse_processes",
+    ]
+)
+"""Integration tests that start no worker and look at nothing that tests share."""
+RESULTS = frozenset({"analyst_notebook", "analysts_page", "published_upgrades"})
+"""Those that also share `results_home`, which is dear to make."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which tests pytest-xdist may run at once: those of two groups.
 
     Tests that start workers, take snapshots or inject faults look at the machine's cgroups, mounts
-    and processes: they are one group, in order. The others are a group for each file, but for one
-    of those that share a fixture which is dear to make.
+    and processes: they are one group, in order. The others are a group for each file.
     """
-    for item in items:
-        if "results_home" in getattr(item, "fixturenames", ()):
-            group = "results"
-        elif item.path.parent.name in ("unit", "browser") or item.get_closest_marker("apart"):
-            group = item.path.stem
-        else:
-            group = "machine"
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = Path(nodeid.split("::")[0])
+            name = path.stem.removeprefix("test_")
+            if name in RESULTS:
+                return "results"
+            beside = path.parent.name in ("unit", "browser") or name in APART
+            return str(path) if beside else "machine"
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ import pytest
 from resilience_pipelines.home import Home
 from resilience_pipelines.warehouse.query import query
 
-pytestmark = pytest.mark.apart
-
 pytest.importorskip("marimo", reason="no marimo: it comes with the extra `notebook`")
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "examples" / "analyst_notebook.py"

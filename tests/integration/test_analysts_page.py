@@ -16,8 +16,6 @@ import pytest
 from resilience_pipelines.home import Home
 from resilience_pipelines.warehouse.query import query
 
-pytestmark = pytest.mark.apart
-
 ROOT = Path(__file__).parents[2]
 LTS = ROOT / ".duckdb-lts"
 BLOCKS = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "analysts.md").read_text(), re.DOTALL)

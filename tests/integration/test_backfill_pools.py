@@ -23,8 +23,6 @@ from resilience_pipelines.warehouse.landing import LandedRun, find_landings, rea
 from tests.factories import RecordFactory, land, make_home, make_stack
 from tests.support.dagster_home import load_definitions
 
-pytestmark = pytest.mark.apart
-
 STACKS = {
     str(partition_of(stack)): stack
     for stack in (make_stack(criu_version=version) for version in ("4.2.1", "4.3", "4.4"))

@@ -25,8 +25,6 @@ from resilience_pipelines.dagster_io.instance import main as print_dagster_home
 from resilience_pipelines.dagster_io.instance import open_instance
 from resilience_pipelines.home import Home, open_home
 
-pytestmark = pytest.mark.apart
-
 ROOT = Path(__file__).parents[2]
 DG = Path(sys.executable).with_name("dg")
 DEADLINE_S = 180.0

@@ -17,8 +17,6 @@ from resilience_pipelines.warehouse.transform import build
 from tests.dashboard_fixtures import plain
 from tests.factories import RecordFactory, land, make_home, make_stack
 
-pytestmark = pytest.mark.apart
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:

@@ -14,8 +14,6 @@ import pytest
 
 from resilience_pipelines.snapshots.debian_archive import Archive, ArchiveError, PrivateApt
 
-pytestmark = pytest.mark.apart
-
 TOOLS = ("apt-get", "dpkg-deb", "gpg")
 PACKAGES: Mapping[str, str] = {
     "criu": "libone, python3, libc-none | libtwo",

@@ -13,8 +13,6 @@ import pytest
 
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.apart
-
 PROGRAM = """
 import json, os, sys
 from datetime import UTC, datetime

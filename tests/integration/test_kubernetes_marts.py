@@ -17,8 +17,6 @@ from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.transform import build
 from tests.factories import EPOCH, RecordFactory, land, make_home
 
-pytestmark = pytest.mark.apart
-
 LOST = "20260302T090000Z-startup-0000000a"
 
 

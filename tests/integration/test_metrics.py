@@ -16,8 +16,6 @@ from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.transform import build
 from tests.factories import RecordFactory, land, make_home
 
-pytestmark = pytest.mark.apart
-
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

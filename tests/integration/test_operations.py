@@ -20,8 +20,6 @@ from resilience_pipelines.warehouse.transform import build
 from tests.factories import RecordFactory, land, make_home, make_stack
 from tests.integration.test_analysts_page import BLOCKS
 
-pytestmark = pytest.mark.apart
-
 SAMPLES = 150_000
 """Of one run: more than DuckDB gives one thread at once."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import duckdb
 import psutil
-import pytest
 
 from benchmarks.kill_points import Runner
 from benchmarks.platform_crashes import (
@@ -32,8 +31,6 @@ from resilience_pipelines.warehouse.connection import open_warehouse
 from resilience_pipelines.warehouse.landing import INCOMING, find_landings
 from resilience_pipelines.warehouse.publish import publish
 from tests.factories import RecordFactory, land, make_home
-
-pytestmark = pytest.mark.apart
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 32

@@ -22,8 +22,6 @@ from resilience_pipelines.warehouse.publish import publish
 from tests.factories import RecordFactory, land, make_home
 from tests.support.power_loss import Disk, record
 
-pytestmark = pytest.mark.apart
-
 ROOT = Path(__file__).resolve().parents[2]
 
 States = Iterator[tuple[str, Path]]

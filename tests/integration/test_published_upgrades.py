@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from resilience_pipelines.cli import app
@@ -17,8 +16,6 @@ from resilience_pipelines.warehouse.publish import publish
 from resilience_pipelines.warehouse.query import query
 from resilience_pipelines.warehouse.transform import build
 from tests.factories import RecordFactory, land, make_stack
-
-pytestmark = pytest.mark.apart
 
 
 def key_of(home: Home, version: str) -> str:

@@ -20,8 +20,6 @@ from resilience_pipelines.snapshots.storage import FsspecStorage, Storage
 from resilience_pipelines.snapshots.store import SnapshotStore
 from tests.support.snapshots import put
 
-pytestmark = pytest.mark.apart
-
 pytest.importorskip("s3fs", reason="s3fs is not installed: pip install '.[s3]'")
 moto_server = pytest.importorskip(
     "moto.server", reason="moto is not installed: pip install '.[test]'"

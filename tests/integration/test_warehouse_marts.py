@@ -57,8 +57,6 @@ from resilience_pipelines.warehouse.stack_figures import (
 from resilience_pipelines.warehouse.transform import TransformError, build
 from tests.factories import DIFFERENT, NOT_CHECKED, RecordFactory, land, make_home, make_stack
 
-pytestmark = pytest.mark.apart
-
 OLD = make_stack()
 NEW = make_stack(criu_version="4.3", kernel_version="6.18.0")
 OTHER = make_stack(cpu_count=64)

@@ -27,8 +27,6 @@ from resilience_pipelines.warehouse.transform import build
 from tests.factories import RecordFactory, land, make_home
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.apart
-
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 
