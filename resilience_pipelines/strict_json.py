@@ -15,6 +15,7 @@ from typing import Any, Final
 MAX_DEPTH: Final = 200
 """Of lists and objects inside each other. Nothing that is read here comes near it."""
 
+_CONTAINERS: Final = (list, dict)
 _HALF_CHARACTER: Final = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 
 
@@ -32,7 +33,7 @@ def loads(content: str | bytes) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     _check_depth(value)
-    if _HALF_CHARACTER.search(text):
+    if (not text.isascii() or "\\u" in text) and _HALF_CHARACTER.search(text):
         # A pair of halves is a character; one alone can't be encoded, which is a ValueError.
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -59,14 +60,13 @@ def _number(text: str) -> float:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
+    level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH):
         level = [
             inner
             for item in level
-            if isinstance(item, dict | list)
             for inner in (item.values() if isinstance(item, dict) else item)
-            if isinstance(inner, dict | list)
+            if isinstance(inner, _CONTAINERS)
         ]
         if not level:
             return

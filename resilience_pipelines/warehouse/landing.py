@@ -386,8 +386,8 @@ class _Envelope(BaseModel):
 
 def _parse(folder: Path, encoded: bytes) -> RunRecord:
     try:
-        strict_json.loads(encoded)
-        version = _Envelope.model_validate_json(encoded, strict=True).schema_version
+        value = strict_json.loads(encoded)
+        version = _Envelope.model_validate(value, strict=True).schema_version
         if version > SCHEMA_VERSION:
             raise CorruptError(
                 f"{folder}: schema_version: it is {version}, and this release reads up to "
@@ -451,9 +451,8 @@ def _verify_samples(folder: Path, samples: Path) -> None:
 
     try:
         with open_plain(samples) as file:  # a path would be taken for a pattern
-            schema = pl.read_parquet_schema(file)
-            file.seek(0)
-            rows = parquet.read_metadata(file).num_rows
+            found = parquet.ParquetFile(file)
+            schema, rows = pl.Schema(found.schema_arrow), found.metadata.num_rows
     except (
         pl.exceptions.PolarsError, pl.exceptions.PanicException, pyarrow.ArrowException,
         OSError, ValueError,

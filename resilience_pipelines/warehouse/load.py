@@ -43,9 +43,11 @@ from resilience_pipelines.warehouse.landing import (
 from resilience_pipelines.warehouse.rows import record_rows, stack_rows
 from resilience_pipelines.warehouse.schema import RECORD_TABLES, frame_schemas, migrate
 
-BATCH_RUNS: Final = 256
+BATCH_RUNS: Final = 1024
 BATCH_BYTES: Final = 16 * 2**20
 """Of `run.json`: bounds what the loader holds in memory, whatever there is to load."""
+SAMPLE_FILES: Final = 256
+"""Read by one statement, which has them all open."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,13 @@ class _Rejected:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A landing folder that was verified, with its rows by table."""
+    """What goes into the warehouse of a landing folder that was verified: its rows by table.
 
-    landed: LandedRun
+    Without the record: thousands of its parts would be looked through by every garbage collection.
+    """
+
+    folder: Path
+    samples: Path | None
     rows: dict[str, list[dict[str, Any]]]
 
     @classmethod
@@ -141,7 +147,7 @@ class _Taken:
             run_file_sha256=landed.run_file_sha256,
             loaded_at=datetime.now(UTC),
         )
-        return cls(landed, rows | {"stacks": stack_rows(landed.record)})
+        return cls(landed.folder, landed.samples, rows | {"stacks": stack_rows(landed.record)})
 
 
 class _Loader:
@@ -185,16 +191,17 @@ class _Loader:
             if seen is not None:
                 self._take_copy(folder, seen)
                 return
-            taken = _Taken.of(read_landing(folder))
+            landed = read_landing(folder)
+            taken = _Taken.of(landed)
         except CorruptError as error:
             self._reject(folder, fingerprint, str(error))
         except StorageError as error:
             # Whether it can be read may change with nothing about the folder changing.
             self._reject(folder, None, str(error))
         else:
-            self._seen[folder.name] = _Seen(str(folder), taken.landed.run_file_sha256)
+            self._seen[folder.name] = _Seen(str(folder), landed.run_file_sha256)
             self._batch.append(taken)
-            self._batch_bytes += taken.landed.run_file_bytes
+            self._batch_bytes += landed.run_file_bytes
             if len(self._batch) >= BATCH_RUNS or self._batch_bytes >= BATCH_BYTES:
                 self.flush()
 
@@ -211,15 +218,15 @@ class _Loader:
         self._write_rejected()
 
     def _insert_alone(self, item: _Taken) -> None:
-        landed = item.landed
+        folder = item.folder
         try:
             self._insert([item])
         except (duckdb.Error, _UnfitError) as error:
             if _ends_all(error):
                 raise
-            del self._seen[landed.record.run_id]
-            reason = f"{landed.folder}: it can't be inserted: {str(error).splitlines()[0]}"
-            self._reject(landed.folder, _fingerprint(landed.folder), reason)
+            del self._seen[folder.name]
+            reason = f"{folder}: it can't be inserted: {str(error).splitlines()[0]}"
+            self._reject(folder, _fingerprint(folder), reason)
 
     def _insert(self, batch: Sequence[_Taken]) -> None:
         if not batch:
@@ -230,7 +237,7 @@ class _Loader:
             table: _frame(table, [row for item in batch for row in item.rows[table]], schema)
             for table, schema in self._schemas.items()
         }
-        samples = [str(item.landed.samples) for item in batch if item.landed.samples is not None]
+        samples = [str(item.samples) for item in batch if item.samples is not None]
         connection = self._connection
         connection.execute("begin")
         try:
@@ -239,16 +246,16 @@ class _Loader:
                     self._append(f"raw.{table}", frames[table])
             stacks = frames["stacks"].unique("stack_key")
             self._append("raw.stacks", stacks, on_conflict="on conflict do nothing")
-            if samples:
-                self._append_samples(samples)
-            folders = [str(item.landed.folder) for item in batch]
+            for begin in range(0, len(samples), SAMPLE_FILES):
+                self._append_samples(samples[begin : begin + SAMPLE_FILES])
+            folders = [str(item.folder) for item in batch]
             known = [folder for folder in folders if folder in self._rejected_before]
             self._forget(known)
             connection.execute("commit")
         except BaseException:
             _roll_back(connection)
             raise
-        self.loaded += [item.landed.folder for item in batch]
+        self.loaded += [item.folder for item in batch]
 
     def _append_samples(self, paths: Sequence[str]) -> None:
         self._connection.execute(

@@ -6,29 +6,22 @@ What does not: the tables' definition (`schema`), and writing rows (`load`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 from pydantic_core import to_json
 
-from resilience_pipelines.records import (
-    CollectiveMeasurement,
-    CompatibilityTrial,
-    CriuStatistics,
-    FanoutRestore,
-    FaultRun,
-    Oracle,
-    Phase,
-    Proof,
-    RunRecord,
-    SnapshotMeasurement,
-    StartupMeasurement,
-)
+from resilience_pipelines.records import CriuStatistics, Proof, RunRecord
 from resilience_pipelines.stack import Stack
 
 Row = dict[str, Any]
+
+_RUN_COLUMNS: Final = (
+    "run_id", "schema_version", "kind", "started_at", "finished_at", "worker", "basis",
+    "stack_key", "launcher", "platform_version", "platform_commit",
+)  # fmt: skip
 
 
 def stack_row(stack: Stack) -> Row:
@@ -63,119 +56,105 @@ def record_rows(
 ) -> dict[str, list[Row]]:
     """The rows of every table of `schema.RECORD_TABLES`."""
     run = record.run_id
+    # All of it at once: a call for each of a run's many small parts takes longer than they do.
+    content = record.model_dump()
     return {
         "runs": [
             {
-                **record.model_dump(
-                    include={
-                        "run_id", "schema_version", "kind", "started_at", "finished_at", "worker",
-                        "basis", "stack_key", "launcher", "platform_version", "platform_commit",
-                    }
-                ),
-                "parameters": _json(record.parameters),
-                "unsupported": _json(record.unsupported),
+                **{name: content[name] for name in _RUN_COLUMNS},
+                "parameters": _json(content["parameters"]),
+                "unsupported": _json(content["unsupported"]),
                 "folder": folder,
                 "run_file_sha256": run_file_sha256,
                 "loaded_at": loaded_at,
             }
         ],
-        "startups": [_startup(run, item) for item in record.startups],
-        "startup_phases": [row for item in record.startups for row in _phases(run, item)],
-        "snapshots": [_snapshot(run, item) for item in record.snapshots],
-        "snapshot_phases": [row for item in record.snapshots for row in _phases(run, item)],
-        "faults": [_fault(run, item) for item in record.faults],
-        "fault_detections": [
-            {"run_id": run, "measurement_id": item.measurement_id, "ordinal": ordinal}
-            | detection.model_dump()
-            for item in record.faults
-            for ordinal, detection in enumerate(item.detections)
-        ],
-        "fault_events": [
-            {"run_id": run, "measurement_id": item.measurement_id, "ordinal": ordinal}
-            | event.model_dump()
-            for item in record.faults
-            for ordinal, event in enumerate(item.events)
-        ],
-        "compatibility": [_compatibility(run, item) for item in record.compatibility],
-        "collectives": [_collective(run, item) for item in record.collectives],
-        "fanout": [_fanout(run, item) for item in record.fanout],
-        "evidence": [{"run_id": run} | file.model_dump() for file in record.evidence],
-    }  # fmt: skip
-
-
-def _startup(run_id: str, item: StartupMeasurement) -> Row:
-    return {
-        "run_id": run_id,
-        **item.model_dump(exclude={"phases", "oracle", "criu"}),
-        **_oracle(item.oracle),
-        **_criu(item.criu),
+        "startups": [_startup(run, item) for item in content["startups"]],
+        "startup_phases": _parts(run, content["startups"], "phases"),
+        "snapshots": [_snapshot(run, item) for item in content["snapshots"]],
+        "snapshot_phases": _parts(run, content["snapshots"], "phases"),
+        "faults": [_fault(run, item) for item in content["faults"]],
+        "fault_detections": _parts(run, content["faults"], "detections"),
+        "fault_events": _parts(run, content["faults"], "events"),
+        "compatibility": [_compatibility(run, item) for item in content["compatibility"]],
+        "collectives": [_collective(run, item) for item in content["collectives"]],
+        "fanout": [_fanout(run, item) for item in content["fanout"]],
+        "evidence": [{"run_id": run} | file for file in content["evidence"]],
     }
 
 
-def _snapshot(run_id: str, item: SnapshotMeasurement) -> Row:
+def _startup(run_id: str, item: Row) -> Row:
     return {
         "run_id": run_id,
-        **item.model_dump(exclude={"phases", "criu"}),
-        **_criu(item.criu),
+        **_without(item, {"phases", "oracle", "criu"}),
+        **_oracle(item["oracle"]),
+        **_criu(item["criu"]),
     }
 
 
-def _fault(run_id: str, item: FaultRun) -> Row:
+def _snapshot(run_id: str, item: Row) -> Row:
+    return {"run_id": run_id, **_without(item, {"phases", "criu"}), **_criu(item["criu"])}
+
+
+def _fault(run_id: str, item: Row) -> Row:
     inner = {"parameters", "effect", "rollback", "oracle", "detections", "events"}
     return {
         "run_id": run_id,
-        **item.model_dump(exclude=inner),
-        "parameters": _json(item.parameters),
-        **_proof("effect", item.effect),
-        **_proof("rollback", item.rollback),
-        **_oracle(item.oracle),
+        **_without(item, inner),
+        "parameters": _json(item["parameters"]),
+        **_proof("effect", item["effect"]),
+        **_proof("rollback", item["rollback"]),
+        **_oracle(item["oracle"]),
     }
 
 
-def _compatibility(run_id: str, item: CompatibilityTrial) -> Row:
+def _compatibility(run_id: str, item: Row) -> Row:
     return {
         "run_id": run_id,
-        **item.model_dump(exclude={"source_stack", "predictions", "oracle"}),
-        "predictions": list(item.predictions),
-        **_oracle(item.oracle),
+        **_without(item, {"source_stack", "predictions", "oracle"}),
+        "predictions": list(item["predictions"]),
+        **_oracle(item["oracle"]),
     }
 
 
-def _collective(run_id: str, item: CollectiveMeasurement) -> Row:
+def _collective(run_id: str, item: Row) -> Row:
     return {
         "run_id": run_id,
-        **item.model_dump(exclude={"transports", "environment"}),
-        "transports": list(item.transports),
-        "environment": _json(item.environment),
+        **_without(item, {"transports", "environment"}),
+        "transports": list(item["transports"]),
+        "environment": _json(item["environment"]),
     }
 
 
-def _fanout(run_id: str, item: FanoutRestore) -> Row:
-    return {"run_id": run_id, **item.model_dump(exclude={"oracle"}), **_oracle(item.oracle)}
+def _fanout(run_id: str, item: Row) -> Row:
+    return {"run_id": run_id, **_without(item, {"oracle"}), **_oracle(item["oracle"])}
 
 
-def _phases(run_id: str, item: StartupMeasurement | SnapshotMeasurement) -> list[Row]:
-    phases: Sequence[Phase] = item.phases
+def _parts(run_id: str, items: Sequence[Row], name: str) -> list[Row]:
+    """The rows of a list that each measurement has, numbered within it."""
     return [
-        {"run_id": run_id, "measurement_id": item.measurement_id, "ordinal": ordinal}
-        | phase.model_dump()
-        for ordinal, phase in enumerate(phases)
+        {"run_id": run_id, "measurement_id": item["measurement_id"], "ordinal": ordinal} | part
+        for item in items
+        for ordinal, part in enumerate(item[name])
     ]
 
 
-def _oracle(oracle: Oracle) -> Row:
-    return {f"oracle_{name}": value for name, value in oracle.model_dump().items()}
+def _without(item: Row, names: Set[str]) -> Row:
+    return {name: value for name, value in item.items() if name not in names}
 
 
-def _criu(statistics: CriuStatistics | None) -> Row:
-    values = (statistics or CriuStatistics()).model_dump()
-    return {f"criu_{name}": value for name, value in values.items()}
+def _oracle(oracle: Row) -> Row:
+    return {f"oracle_{name}": value for name, value in oracle.items()}
 
 
-def _proof(what: str, proof: Proof | None) -> Row:
-    return {
-        f"{what}_{name}": getattr(proof, name) if proof else None for name in Proof.model_fields
-    }
+def _criu(statistics: Row | None) -> Row:
+    names = CriuStatistics.model_fields
+    return {f"criu_{name}": statistics[name] if statistics else None for name in names}
+
+
+def _proof(what: str, proof: Row | None) -> Row:
+    names = Proof.model_fields
+    return {f"{what}_{name}": proof[name] if proof else None for name in names}
 
 
 def _json(value: Mapping[str, Any]) -> str:
