@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -45,6 +46,23 @@ def test_every_byte_of_a_file_of_several_chunks_is_checked(
             store.verify(snapshot)
         assert caught.value.code is SnapshotReason.IMAGE_CORRUPT
     path.write_bytes(content)
+    store.verify(snapshot)
+
+
+def test_a_bit_that_flipped_anywhere_in_an_image_is_found(store: SnapshotStore) -> None:
+    chance = random.Random(5)
+    snapshot = put(store, pages=chance.randbytes(20_000))
+    files = [(snapshot.folder / file.path, file.bytes) for file in snapshot.manifest.files]
+    for _ in range(1000):
+        path, size = chance.choice(files)
+        before = path.read_bytes()
+        after = bytearray(before)
+        after[chance.randrange(size)] ^= 1 << chance.randrange(8)
+        path.write_bytes(after)
+        with pytest.raises(SnapshotError) as caught:
+            store.verify(snapshot)
+        assert caught.value.code is SnapshotReason.IMAGE_CORRUPT
+        path.write_bytes(before)
     store.verify(snapshot)
 
 
