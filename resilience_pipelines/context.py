@@ -17,7 +17,7 @@ from resilience_pipelines import job_environment
 from resilience_pipelines.collectives.support import torch_version
 from resilience_pipelines.errors import InputError, ResilienceError, UnsupportedError
 from resilience_pipelines.home import Home
-from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.compatibility import this_host
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.criu_binary import find_criu
 from resilience_pipelines.snapshots.cuda import CudaEngine
@@ -113,8 +113,7 @@ def read_machine(worker: Worker, home: Home) -> MachineContext:
     stack = read_stack(worker, home, criu, device)
     engine = None
     if criu is not None:
-        host = Host(stack, frozenset(read_cpu_features()))
-        engine = SnapshotEngine(open_store(home), criu, device, host, home.work)
+        engine = SnapshotEngine(open_store(home), criu, device, this_host(stack), home.work)
     return MachineContext(worker, stack, support, device, engine, why)
 
 

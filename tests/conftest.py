@@ -13,7 +13,7 @@ from hypothesis import settings
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.side_tables import load_side_tables
-from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.compatibility import this_host
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.criu_binary import find_criu
 from resilience_pipelines.snapshots.device import NoDevice
@@ -119,5 +119,6 @@ def engine(criu: Criu, tmp_path: Path) -> SnapshotEngine:
     )  # fmt: skip
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    host = Host(stack, frozenset(read_cpu_features()))
-    return SnapshotEngine(SnapshotStore(tmp_path / "store"), criu, NoDevice(), host, scratch)
+    return SnapshotEngine(
+        SnapshotStore(tmp_path / "store"), criu, NoDevice(), this_host(stack), scratch
+    )

@@ -10,6 +10,7 @@ worse, to go on wrongly; others are differences that restores are known to survi
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from resilience_pipelines.snapshots.build_id import read_build_id
 from resilience_pipelines.snapshots.manifest import SCHEMA_VERSION, Manifest, MappedFile
 from resilience_pipelines.stack import Stack
+from resilience_pipelines.workers.space import FIRST_WORKER_PID
 
 
 class IncompatibilityCode(StrEnum):
@@ -31,6 +33,9 @@ class IncompatibilityCode(StrEnum):
     DRIVER = "driver"
     MAPPED_FILE = "mapped_file"
     MAPPED_FILE_TIME = "mapped_file_time"
+    OPEN_PATH = "open_path"
+    CAPABILITIES = "capabilities"
+    PROCESS_ID = "process_id"
     ENGINE = "engine"
 
 
@@ -57,6 +62,8 @@ class Host:
 
     stack: Stack
     cpu_features: frozenset[str]
+    capabilities: int | None = None
+    """What this process may do, a bit for each capability of Linux; None: not known."""
 
 
 def read_cpu_features() -> tuple[str, ...]:
@@ -68,6 +75,24 @@ def read_cpu_features() -> tuple[str, ...]:
     return ()
 
 
+def capabilities_of(pid: int) -> int:
+    """What a process may do, as the kernel tells it: a bit for each capability.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        label, _, value = line.partition(":")
+        if label == "CapPrm":
+            return int(value, 16)
+    return 0
+
+
+def this_host(stack: Stack) -> Host:
+    """This machine, as this process may use it."""
+    return Host(stack, frozenset(read_cpu_features()), capabilities_of(os.getpid()))
+
+
 def check(manifest: Manifest, host: Host) -> list[Incompatibility]:
     """All differences that matter, blocking ones first."""
     found = [
@@ -76,6 +101,7 @@ def check(manifest: Manifest, host: Host) -> list[Incompatibility]:
         *_check_criu(manifest, host),
         *_check_gpu(manifest, host),
         *_check_software(manifest, host),
+        *_check_process(manifest, host),
         *_check_files(manifest),
     ]
     return sorted(found, key=lambda item: not item.blocking)
@@ -153,8 +179,37 @@ def _check_software(manifest: Manifest, host: Host) -> list[Incompatibility]:
     return found
 
 
+def _check_process(manifest: Manifest, host: Host) -> list[Incompatibility]:
+    found = []
+    if manifest.root_pid < FIRST_WORKER_PID:
+        found.append(
+            Incompatibility(
+                IncompatibilityCode.PROCESS_ID, True,
+                f"process id {manifest.root_pid}", f"its own processes below {FIRST_WORKER_PID}",
+            )
+        )  # fmt: skip
+    if manifest.capabilities is not None and host.capabilities is not None:
+        missing = manifest.capabilities & ~host.capabilities
+        if missing:
+            numbers = [str(bit) for bit in range(missing.bit_length()) if missing >> bit & 1]
+            found.append(
+                Incompatibility(
+                    IncompatibilityCode.CAPABILITIES, True,
+                    f"capabilities {' '.join(numbers)}", "none of these",
+                )
+            )  # fmt: skip
+    return found
+
+
 def _check_files(manifest: Manifest) -> list[Incompatibility]:
-    return [problem for file in manifest.mapped_files if (problem := _check_file(file))]
+    return [
+        *(problem for file in manifest.mapped_files if (problem := _check_file(file))),
+        *(
+            Incompatibility(IncompatibilityCode.OPEN_PATH, True, path, "no such file or folder")
+            for path in manifest.open_paths
+            if not os.path.lexists(path)
+        ),
+    ]
 
 
 def _check_file(file: MappedFile) -> Incompatibility | None:
@@ -170,6 +225,12 @@ def _check_file(file: MappedFile) -> Incompatibility | None:
         return Incompatibility(
             IncompatibilityCode.MAPPED_FILE, True,
             f"{file.path} of {file.bytes} bytes", f"{facts.st_size} bytes",
+        )  # fmt: skip
+    mode = stat.S_IMODE(facts.st_mode)
+    if file.mode is not None and mode != file.mode:
+        return Incompatibility(
+            IncompatibilityCode.MAPPED_FILE, True,
+            f"{file.path} of mode {file.mode:04o}", f"{mode:04o}",
         )  # fmt: skip
     if build_id != file.build_id:
         return Incompatibility(

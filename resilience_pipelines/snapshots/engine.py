@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from resilience_pipelines.records import (
     SnapshotMeasurement,
 )
 from resilience_pipelines.snapshots.build_id import read_build_id
-from resilience_pipelines.snapshots.compatibility import Host, check
+from resilience_pipelines.snapshots.compatibility import Host, capabilities_of, check
 from resilience_pipelines.snapshots.criu import Criu, InheritedPipe, copy_private
 from resilience_pipelines.snapshots.device import DeviceEngine
 from resilience_pipelines.snapshots.huge_pages import huge_pages
@@ -71,6 +72,15 @@ class Restored:
 
     running: RunningWorker
     statistics: CriuStatistics
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What a restore needs to find on its machine; see `Manifest`."""
+
+    mapped_files: tuple[MappedFile, ...]
+    open_paths: tuple[str, ...]
+    capabilities: int
 
 
 class SnapshotEngine:
@@ -176,7 +186,7 @@ class SnapshotEngine:
             opened = self.store.begin(snapshot_id)
             with opened as partial:
                 with self._asleep(running, sleep_level, watch):
-                    mapped = self._dump(running, partial, watch, evidence)
+                    needs = self._dump(running, partial, watch, evidence)
                 with watch.phase("zero_pages"):
                     self.criu.compact(partial.images)
                 with watch.phase("manifest"):
@@ -196,7 +206,9 @@ class SnapshotEngine:
                         answer=answer,
                         throughput_tokens_per_s=throughput,
                         files=partial.describe_files(),
-                        mapped_files=mapped,
+                        mapped_files=needs.mapped_files,
+                        open_paths=needs.open_paths,
+                        capabilities=needs.capabilities,
                     )
                 with watch.phase("commit"):
                     return self.store.commit(partial, manifest), statistics
@@ -243,7 +255,7 @@ class SnapshotEngine:
         partial: PartialSnapshot,
         watch: Stopwatch,
         evidence: Path | None,
-    ) -> tuple[MappedFile, ...]:
+    ) -> _Needs:
         log = partial.folder / "dump.log"
         shared_memory = running.space.root / "dev/shm"
         try:
@@ -258,7 +270,11 @@ class SnapshotEngine:
             # The source is stopped until here, so that these files are of the same moment.
             with watch.phase("shared_memory"):
                 copy_private(shared_memory, partial.shared_memory)
-                return read_mapped_files(running.process)
+                return _Needs(
+                    read_mapped_files(running.process),
+                    read_open_paths(running.process),
+                    read_capabilities(running.process),
+                )
         except SnapshotError:
             if evidence is not None and log.exists():
                 shutil.copyfile(log, evidence / f"criu-dump-{partial.snapshot_id}.log")
@@ -437,8 +453,37 @@ def read_mapped_files(process: Process) -> tuple[MappedFile, ...]:
                     bytes=facts.st_size,
                     mtime_ns=facts.st_mtime_ns,
                     build_id=read_build_id(root / path),
+                    mode=stat.S_IMODE(facts.st_mode),
                 )
     return tuple(found[path] for path in sorted(found))
+
+
+_MADE_ANEW = ("/dev/", "/proc/", "/memfd:")
+"""A space has these of its own, or the image brings them."""
+
+
+def read_open_paths(process: Process) -> tuple[str, ...]:
+    """The files and folders on disk that the processes of a tree have open or work in, sorted."""
+    found = set()
+    for member in process.tree():
+        facts = Path(f"/proc/{member.pid}")
+        for link in (facts / "cwd", *(facts / "fd").iterdir()):
+            path = str(link.readlink())
+            if (
+                path.startswith("/")
+                and not path.startswith(_MADE_ANEW)
+                and not path.endswith(" (deleted)")
+            ):
+                found.add(path)
+    return tuple(sorted(found))
+
+
+def read_capabilities(process: Process) -> int:
+    """The capabilities that any process of a tree has."""
+    found = 0
+    for member in process.tree():
+        found |= capabilities_of(member.pid)
+    return found
 
 
 def _serves(running: RunningWorker, answer: RecordedAnswer) -> bool:

@@ -69,6 +69,11 @@ class MappedFile(Record):
     mtime_ns: int = Field(ge=-MAX_COUNT, le=MAX_COUNT)
     build_id: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=512)] | None = None
     """Of an ELF file that has one. Manifests of before it was read have none for any file."""
+    mode: int | None = Field(default=None, ge=0, le=0o7777)
+    """Permissions, which CRIU compares too; None in manifests of before they were read."""
+
+
+OpenPath = Annotated[str, Field(pattern=r"^/", max_length=4096)]
 
 
 class Manifest(Record):
@@ -93,6 +98,10 @@ class Manifest(Record):
     throughput_tokens_per_s: float | None = Field(default=None, ge=0)
     files: tuple[ImageFile, ...]
     mapped_files: tuple[MappedFile, ...]
+    open_paths: tuple[OpenPath, ...] = ()
+    """Files and folders that its processes have open or work in, besides those mapped."""
+    capabilities: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    """What its processes may do, a bit for each capability of Linux; None where it was not read."""
 
     @model_validator(mode="after")
     def _has_each_file_once(self) -> Self:

@@ -37,7 +37,7 @@ from resilience_pipelines.faults.run import FaultPlan, run_faults
 from resilience_pipelines.faults.training import JobInjection
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import FaultRun, Oracle, OracleVerdict, Proof, Verdict
-from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.compatibility import this_host
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.device import NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
@@ -79,7 +79,7 @@ def source(criu: Criu, support: SpaceSupport, tmp_path_factory: pytest.TempPathF
         {**read_host(root), "engine": "contract", "engine_version": "1",
          "criu_version": criu.version}
     )  # fmt: skip
-    host = Host(stack, frozenset(read_cpu_features()))
+    host = this_host(stack)
     engine = SnapshotEngine(SnapshotStore(root / "store"), criu, NoDevice(), host, root / "scratch")
     answer, snapshot = record(support, engine, root)
     assert snapshot is not None

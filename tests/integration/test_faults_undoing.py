@@ -20,7 +20,7 @@ from resilience_pipelines.faults.cgroup import NAME_PREFIX, MemoryCgroup, Place,
 from resilience_pipelines.faults.fault import lives
 from resilience_pipelines.faults.lease import Lease
 from resilience_pipelines.owned_folder import remove_orphans
-from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.compatibility import this_host
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.device import NoDevice
 from resilience_pipelines.snapshots.engine import SnapshotEngine
@@ -39,7 +39,7 @@ from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.experiment import run_experiment
 from resilience_pipelines.faults.recovery import Recovery
 from resilience_pipelines.owned_folder import owned_folder
-from resilience_pipelines.snapshots.compatibility import Host, read_cpu_features
+from resilience_pipelines.snapshots.compatibility import this_host
 from resilience_pipelines.snapshots.criu import Criu
 from resilience_pipelines.snapshots.criu_binary import find_criu
 from resilience_pipelines.snapshots.device import NoDevice
@@ -55,7 +55,7 @@ def hold():
 with owned_folder(root / "job"):
     (root / "job/restore").mkdir()
     snapshots = SnapshotStore(store)
-    host = Host(Stack(engine="contract", engine_version="1"), frozenset(read_cpu_features()))
+    host = this_host(Stack(engine="contract", engine_version="1"))
     engine = SnapshotEngine(snapshots, Criu(find_criu()), NoDevice(), host, root / "job/restore")
     (snapshot,) = snapshots.all()
     context = make_context(
@@ -72,7 +72,7 @@ def store(
     support: SpaceSupport, criu: Criu, tmp_path_factory: pytest.TempPathFactory
 ) -> SnapshotEngine:
     root = tmp_path_factory.mktemp("store")
-    host = Host(Stack(engine="contract", engine_version="1"), frozenset(read_cpu_features()))
+    host = this_host(Stack(engine="contract", engine_version="1"))
     engine = SnapshotEngine(SnapshotStore(root / "snapshots"), criu, NoDevice(), host, root)
     record(support, engine, root)
     return engine

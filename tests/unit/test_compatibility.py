@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -65,6 +66,28 @@ def test_each_difference_has_its_code(
     change: dict[str, object], code: IncompatibilityCode, blocking: bool
 ) -> None:
     assert codes(manifest(), host(**change)) == {code: blocking}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ({"root_pid": 1}, IncompatibilityCode.PROCESS_ID),
+        ({"root_pid": 999}, IncompatibilityCode.PROCESS_ID),
+        ({"open_paths": ("/none/such",)}, IncompatibilityCode.OPEN_PATH),
+        ({"capabilities": 0b11}, IncompatibilityCode.CAPABILITIES),
+    ],
+)
+def test_what_a_restore_would_not_find_here_blocks(
+    wanted: dict[str, object], code: IncompatibilityCode
+) -> None:
+    here = replace(host(), capabilities=0b01)
+    assert codes(manifest(**wanted), here) == {code: True}
+
+
+def test_what_a_manifest_or_a_machine_does_not_tell_blocks_nothing() -> None:
+    assert check(manifest(capabilities=0b11), host()) == []
+    assert check(manifest(), replace(host(), capabilities=0)) == []
+    assert check(manifest(open_paths=("/",), capabilities=0), replace(host(), capabilities=1)) == []
 
 
 def test_a_newer_criu_fits() -> None:
