@@ -373,7 +373,8 @@ class Compatibility(_Job):
 
     Args:
         snapshots: their ids; all of the worker that the store has when empty.
-        repeats: restores of each snapshot.
+        repeats: restores of each.
+        edits: what to change in copies of each, which are restored beside it (`ImageEdit`).
     """
 
     kind = RunKind.COMPATIBILITY
@@ -381,6 +382,7 @@ class Compatibility(_Job):
     worker: str = "reference"
     snapshots: Sequence[str] = ()
     repeats: int = 1
+    edits: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -343,17 +343,26 @@ def run_compatibility(
         list[str] | None, typer.Argument(help="Ids of snapshots; all of the worker if none.")
     ] = None,
     worker: WorkerOption = "reference",
-    repeats: Annotated[int, typer.Option(help="Restores of each snapshot.")] = 1,
+    edits: Annotated[
+        str, typer.Option(help="Restore edited copies too: names by commas, or `all`.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(help="Restores of each image.")] = 1,
     launcher: LauncherOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Restore stored snapshots on this stack, whatever the gate predicts, and record both.
 
+    Edited copies stand for other machines and for images that somebody changed; stored snapshots
+    stay as they are.
+
     Exit code 1: a restore failed that the gate had predicted to work.
     """
+    from resilience_pipelines.snapshots.image_edits import ImageEdit
+
     fields = {"kind": "compatibility", "worker": worker, "repeats": repeats}
-    _run(fields | {"snapshots": snapshots or []}, launcher, home, as_json)
+    chosen = [edit.value for edit in ImageEdit] if edits == "all" else split_list(edits)
+    _run(fields | {"snapshots": snapshots or [], "edits": chosen}, launcher, home, as_json)
 
 
 @run_app.command("fanout")
@@ -492,12 +501,12 @@ def snapshot_inspect(
 ) -> None:
     """Show a snapshot's manifest, and whether this machine may restore it."""
     from resilience_pipelines.context import make_worker, read_machine
-    from resilience_pipelines.snapshots.compatibility import Host, check, read_cpu_features
+    from resilience_pipelines.snapshots.compatibility import check, this_host
 
     data_home = open_home(home)
     manifest = _store(home).get(snapshot).manifest
     machine = read_machine(make_worker(manifest.worker, data_home), data_home)
-    problems = check(manifest, Host(machine.stack, frozenset(read_cpu_features())))
+    problems = check(manifest, this_host(machine.stack))
     if as_json:
         print_json(
             manifest.model_dump(mode="json")

@@ -248,8 +248,10 @@ def _measure(spec: WorkerSpec, context: BenchmarkContext, home: Home, progress: 
             progress("finished", 1, 1)
             return _Found(snapshots=tuple(source.snapshots), unsupported=_unsupported(context))
         case CompatibilitySpec():
-            trials = run_compatibility(spec.snapshots, spec.repeats, context, progress)
-            return _Found(compatibility=trials)
+            tried = run_compatibility(
+                spec.snapshots, spec.repeats, context, progress, edits=spec.edits
+            )
+            return _Found(compatibility=tried.trials, unsupported=dict(tried.unsupported))
         case FanoutSpec():
             return _measure_fanout(spec, context, progress)
 

@@ -14,6 +14,7 @@ from resilience_pipelines import strict_json
 from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.records import MAX_COUNT, Arm, CollectiveOperation, PageCache, RunKind
+from resilience_pipelines.snapshots.image_edits import ImageEdit
 from resilience_pipelines.startup.benchmark import PageCachePolicy
 from resilience_pipelines.startup.fanout import DEFAULT_WIDTHS
 
@@ -69,6 +70,8 @@ class CompatibilitySpec(_Spec):
     kind: Literal[RunKind.COMPATIBILITY] = RunKind.COMPATIBILITY
     snapshots: tuple[str, ...] = ()
     repeats: Repeats = 1
+    edits: tuple[ImageEdit, ...] = ()
+    """What to change in copies of each, which are restored beside it."""
 
 
 class FanoutSpec(_Spec):

@@ -244,8 +244,9 @@ class CompatibilityTrial(Record):
 
     measurement_id: Name
     snapshot_id: Name
+    """The image that was restored; of an edited copy with `+` and the edit behind it."""
     source_stack: Stack
-    """What the snapshot was taken on."""
+    """What the snapshot was taken on; of an edited copy, what its manifest says then."""
     source_stack_key: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     repeat: Count
     started_at: AwareDatetime

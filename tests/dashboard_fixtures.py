@@ -74,7 +74,7 @@ TABLES = {
     "decision text, decision_note text, decided_by text, decided_at timestamptz",
     "compatibility_matrix": f"{SCOPE}, source_stack_key text, source_hardware_label text, "
     "source_software_label text, hardware_label text, software_label text, "
-    "differing_dimensions text[], n bigint, n_ok bigint, n_failed bigint, "
+    "image_edit text, differing_dimensions text[], n bigint, n_ok bigint, n_failed bigint, "
     "predicted_compatible boolean, reason_code text, gate text, median_elapsed_s double, "
     "wasted_gpu_s double, last_at timestamptz",
     "restore_fanout": f"{SCOPE}, width bigint, page_cache text, n_waves bigint, n bigint, "
@@ -527,7 +527,8 @@ def _compatibility(marts: Marts, stacks: list[Stack]) -> None:
             source_stack_key=source.key, source_hardware_label=source.hardware_label,
             source_software_label=source.software_label, hardware_label=target.hardware_label,
             software_label=target.software_label,
-            differing_dimensions=sorted(source.differences(target)), n=3, n_ok=n_ok,
+            image_edit=None, differing_dimensions=sorted(source.differences(target)),
+            n=3, n_ok=n_ok,
             n_failed=3 - n_ok, predicted_compatible=predicted,
             reason_code=None if n_ok == 3 else "restore_failed", gate=gate, median_elapsed_s=5.1,
             wasted_gpu_s=4.2 * (3 - n_ok), last_at=START + timedelta(days=40, hours=place),

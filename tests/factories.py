@@ -253,13 +253,14 @@ class RecordFactory:
         source: Stack | None = None,
         predicted: bool = True,
         reason_code: str | None = None,
+        edit: str | None = None,
     ) -> CompatibilityTrial:
-        """A restore of another stack's snapshot; one with a reason failed."""
+        """A restore of another stack's snapshot, or of an edited copy; one with a reason failed."""
         elapsed_s = self._random.uniform(0.3, 0.6)
         source = source or make_stack()
         return CompatibilityTrial(
             measurement_id=f"restore-{number}",
-            snapshot_id="snapshot-a",
+            snapshot_id=f"snapshot-a+{edit}" if edit else "snapshot-a",
             source_stack=source,
             source_stack_key=source.key,
             repeat=number,

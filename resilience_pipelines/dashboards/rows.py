@@ -432,13 +432,15 @@ class CompatibilityRow(ScopedRow):
     """Snapshots of one stack restored on another one, which is `stack_key`."""
 
     TABLE: ClassVar[str] = "compatibility_matrix"
-    ORDER: ClassVar[str] = "last_at desc, source_stack_key, stack_key"
+    ORDER: ClassVar[str] = "last_at desc, source_stack_key, stack_key, image_edit"
 
     source_stack_key: Text
     source_hardware_label: Text
     source_software_label: Text
     hardware_label: Text
     software_label: Text
+    image_edit: Text | None
+    """What was changed in a copy of the snapshot, if anything."""
     differing_dimensions: Names
     n: Count
     n_ok: Count

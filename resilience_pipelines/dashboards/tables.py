@@ -239,8 +239,7 @@ def compatibility_lines(
                 target="this stack"
                 if row.stack_key == this_stack
                 else _stack_name(row.software_label, row.hardware_label, moved),
-                differs=", ".join(words.dimension(name) for name in row.differing_dimensions)
-                or "nothing",
+                differs=_differences(row),
                 came_back=Chip(
                     Status.GOOD if good else Status.WARN if row.n_ok else Status.BAD,
                     f"{row.n_ok} of {row.n}",
@@ -252,6 +251,13 @@ def compatibility_lines(
             )
         )
     return tuple(lines)
+
+
+def _differences(row: CompatibilityRow) -> str:
+    found = [words.dimension(name) for name in row.differing_dimensions]
+    if row.image_edit is not None:
+        found.append(f"edited copy: {words.spoken(row.image_edit)}")
+    return ", ".join(found) or "nothing"
 
 
 def _stack_name(software: str, hardware: str, with_hardware: bool) -> str:

@@ -27,6 +27,7 @@ from resilience_pipelines.faults.guards import FreeDisk
 from resilience_pipelines.faults.recovery import Recovery, check_possible
 from resilience_pipelines.faults.verdict import FaultReason
 from resilience_pipelines.records import Layer, Proof
+from resilience_pipelines.snapshots.copies import copy_snapshot
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import StoredSnapshot
@@ -223,31 +224,6 @@ def _nothing_to_damage(snapshot: StoredSnapshot) -> ObstacleError:
         f"{snapshot.manifest.snapshot_id} has too few files to damage.",
         applicable=True,
     )
-
-
-def copy_snapshot(snapshot: StoredSnapshot, target: Path, to_damage: Sequence[str]) -> None:
-    """Make a private look-alike of a snapshot.
-
-    Args:
-        to_damage: files that are copied; all others become links to the originals.
-
-    Raises:
-        OSError: no space, or no permission.
-    """
-    target.mkdir(mode=0o700)
-    for file in snapshot.manifest.files:
-        source, copy = snapshot.folder / file.path, target / file.path
-        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if file.path in to_damage:
-            shutil.copyfile(source, copy)
-            copy.chmod(0o600)
-            continue
-        try:
-            copy.hardlink_to(source)
-        except OSError:  # another file system
-            shutil.copyfile(source, copy)
-    for folder in (snapshot.images, snapshot.shared_memory):
-        (target / folder.name).mkdir(mode=0o700, exist_ok=True)
 
 
 def damage(kind: Damage, files: Sequence[Path], seed: int = 0) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.records import MAX_COUNT, CriuStatistics
 from resilience_pipelines.snapshots.criu_binary import CriuInstallation, import_pycriu
+from resilience_pipelines.snapshots.image_edits import ImageFolder
 from resilience_pipelines.snapshots.image_files import load_image
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.zero_pages import drop_zero_pages
@@ -89,6 +90,10 @@ class Criu:
             OSError: it can't be read or written; then it is as it was.
         """
         return drop_zero_pages(images, self._pycriu)
+
+    def open_images(self, images: Path, root_pid: int) -> ImageFolder:
+        """The files of a copy of a dump, to be edited."""
+        return ImageFolder(images, root_pid, self._pycriu)
 
     def restore(
         self,

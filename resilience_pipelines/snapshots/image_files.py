@@ -1,7 +1,7 @@
-"""Reading one of CRIU's image files through pycriu.
+"""Reading and replacing one of CRIU's image files through pycriu.
 
-What belongs here: that a damaged one is an error that can be told. What does not: what is in it
-(`criu`, `zero_pages`).
+What belongs here: that a damaged one is an error that can be told, and that another link to a file
+is never written through. What does not: what is in it (`criu`, `zero_pages`, `image_edits`).
 """
 
 from __future__ import annotations
@@ -30,3 +30,16 @@ def load_image(path: Path, pycriu: ModuleType) -> dict[str, Any]:
     if not isinstance(image, dict) or not isinstance(image.get("entries"), list):
         raise CorruptError(f"{path} is an image of CRIU without entries.")
     return image
+
+
+def replace_image(path: Path, image: dict[str, Any], pycriu: ModuleType) -> None:
+    """Put a file of this content in the place of another one.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    new = path.with_suffix(".new")
+    with new.open("xb") as stream:
+        new.chmod(0o600)
+        pycriu.images.dump(image, stream)
+    new.replace(path)

@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +65,12 @@ class _SnapshotFolder:
         """Files that were in /dev/shm."""
         return self.folder / SHARED_MEMORY
 
+    def list_files(self) -> list[Path]:
+        """All regular files of the image, sorted."""
+        return sorted(
+            path for base in (self.images, self.shared_memory) for path in _regular_files(base)
+        )
+
 
 @dataclass(frozen=True)
 class StoredSnapshot(_SnapshotFolder):
@@ -81,25 +87,27 @@ class PartialSnapshot(_SnapshotFolder):
 
     def describe_files(self) -> tuple[ImageFile, ...]:
         """Sizes and hashes of everything written so far."""
-        paths = sorted(
-            path for base in (self.images, self.shared_memory) for path in _regular_files(base)
-        )
-        sizes = [path.stat().st_size for path in paths]
-        chunks = [
-            (path, offset)
-            for path, size in zip(paths, sizes, strict=True)
-            for offset in chunk_offsets(size)
-        ]
-        with ThreadPoolExecutor(_HASH_THREADS) as pool:
-            digests = pool.map(lambda chunk: _chunk_sha256(*chunk), chunks)
-            return tuple(
-                ImageFile(
-                    path=str(path.relative_to(self.folder)),
-                    bytes=size,
-                    sha256=tuple(next(digests) for _ in chunk_offsets(size)),
-                )
-                for path, size in zip(paths, sizes, strict=True)
+        return describe_files(self.folder, self.list_files())
+
+
+def describe_files(folder: Path, paths: Sequence[Path]) -> tuple[ImageFile, ...]:
+    """Sizes and hashes of files below a snapshot's folder."""
+    sizes = [path.stat().st_size for path in paths]
+    chunks = [
+        (path, offset)
+        for path, size in zip(paths, sizes, strict=True)
+        for offset in chunk_offsets(size)
+    ]
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        digests = pool.map(lambda chunk: _chunk_sha256(*chunk), chunks)
+        return tuple(
+            ImageFile(
+                path=str(path.relative_to(folder)),
+                bytes=size,
+                sha256=tuple(next(digests) for _ in chunk_offsets(size)),
             )
+            for path, size in zip(paths, sizes, strict=True)
+        )
 
 
 class SnapshotStore:
@@ -224,7 +232,7 @@ class SnapshotStore:
         for file in listed.values():
             if problem := _check_size(snapshot, file):
                 raise _corrupt(snapshot, file.path, problem)
-        _check_contents(snapshot, [file for file in listed.values() if not _holds_pages(file)])
+        _check_contents(snapshot, [file for file in listed.values() if not holds_pages(file)])
 
     def verify_pages(self, snapshot: StoredSnapshot) -> None:
         """Check the contents of memory pages.
@@ -232,7 +240,7 @@ class SnapshotStore:
         Raises:
             SnapshotError: `image_corrupt`
         """
-        _check_contents(snapshot, [file for file in snapshot.manifest.files if _holds_pages(file)])
+        _check_contents(snapshot, [file for file in snapshot.manifest.files if holds_pages(file)])
 
     def remove(self, snapshot_id: str) -> int:
         """Delete one snapshot; returns the bytes freed. It vanishes in one step.
@@ -400,7 +408,8 @@ def _corrupt(snapshot: StoredSnapshot, path: str, problem: str) -> SnapshotError
     )
 
 
-def _holds_pages(file: ImageFile) -> bool:
+def holds_pages(file: ImageFile) -> bool:
+    """Whether it holds contents of memory, which CRIU copies and never reads."""
     return Path(file.path).name.startswith("pages-")
 
 

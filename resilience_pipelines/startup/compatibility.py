@@ -5,18 +5,24 @@ does not: the prediction (`snapshots.compatibility`) and the restore itself (`ar
 
 One run is one column of the matrix "snapshot of stack A, restored on stack B": B is the stack that
 it runs on, and every stored snapshot brings its own A. Other columns come from running it under
-another CRIU, engine, driver or machine that shares the store.
+another CRIU, engine, driver or machine that shares the store. Rows that no machine at hand could
+bring come from edited copies of a snapshot (`snapshots.image_edits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from resilience_pipelines.errors import InputError, ResilienceError, UnsupportedError
 from resilience_pipelines.records import CompatibilityTrial, OracleVerdict, Outcome
 from resilience_pipelines.snapshots.compatibility import check
+from resilience_pipelines.snapshots.copies import edited_copy
 from resilience_pipelines.snapshots.engine import SnapshotEngine
+from resilience_pipelines.snapshots.image_edits import ImageEdit, NotInImageError
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import StoredSnapshot
 from resilience_pipelines.startup.arms import restore_worker
@@ -32,13 +38,53 @@ from resilience_pipelines.workers.oracle import NOT_CHECKED, check_answer
 from resilience_pipelines.workers.process import RunningWorker
 
 
+@dataclass(frozen=True)
+class CompatibilityResult:
+    """What came of a run.
+
+    Attributes:
+        unsupported: edited copies that could not be made -> why.
+    """
+
+    trials: tuple[CompatibilityTrial, ...]
+    unsupported: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Image:
+    """What is restored: a stored snapshot, or an edited copy of it."""
+
+    snapshot: StoredSnapshot
+    edit: ImageEdit | None
+
+    @property
+    def name(self) -> str:
+        stored = self.snapshot.manifest.snapshot_id
+        return stored if self.edit is None else f"{stored}+{self.edit}"
+
+    @contextmanager
+    def open(self, engine: SnapshotEngine, scratch: Path) -> Iterator[StoredSnapshot]:
+        if self.edit is None:
+            yield self.snapshot
+            return
+        with edited_copy(self.snapshot, self.edit, engine.criu, scratch) as copy:
+            yield copy
+
+
 def run_compatibility(
-    snapshots: Sequence[str], repeats: int, context: BenchmarkContext, progress: Progress
-) -> tuple[CompatibilityTrial, ...]:
-    """Restore each snapshot `repeats` times, in turn. One that fails is a result.
+    snapshots: Sequence[str],
+    repeats: int,
+    context: BenchmarkContext,
+    progress: Progress,
+    *,
+    edits: Sequence[ImageEdit] = (),
+) -> CompatibilityResult:
+    """Restore each snapshot, and each of its edits, `repeats` times, in turn. One that fails is a
+    result.
 
     Args:
         snapshots: ids; all of this worker that the store has when empty.
+        edits: what to change in copies of each, which are restored after it.
 
     Raises:
         UnsupportedError: this machine can't restore at all.
@@ -48,14 +94,23 @@ def run_compatibility(
     if context.engine is None:
         raise UnsupportedError(context.no_engine_why, mend="`resilience doctor` says more.")
     chosen = _choose(snapshots, context.engine, context.worker)
+    images = [_Image(snapshot, edit) for snapshot in chosen for edit in (None, *edits)]
+    total = repeats * len(images)
     trials = []
-    for repeat in range(repeats):
-        for index, snapshot in enumerate(chosen):
-            done = repeat * len(chosen) + index
-            progress(snapshot.manifest.snapshot_id, done, repeats * len(chosen))
-            trials.append(_try(context, context.engine, snapshot, f"restore-{done}", repeat))
-    progress("finished", len(trials), len(trials))
-    return tuple(trials)
+    unsupported = {}
+    for done in range(total):
+        repeat, index = divmod(done, len(images))
+        image = images[index]
+        progress(image.name, done, total)
+        try:
+            with image.open(context.engine, context.scratch) as snapshot:
+                trials.append(
+                    _try(context, context.engine, snapshot, image.name, f"restore-{done}", repeat)
+                )
+        except NotInImageError as error:
+            unsupported[image.name] = error.reason
+    progress("finished", total, total)
+    return CompatibilityResult(tuple(trials), unsupported)
 
 
 def _choose(names: Sequence[str], engine: SnapshotEngine, worker: Worker) -> list[StoredSnapshot]:
@@ -77,6 +132,7 @@ def _try(
     context: BenchmarkContext,
     engine: SnapshotEngine,
     snapshot: StoredSnapshot,
+    name: str,
     measurement_id: str,
     repeat: int,
 ) -> CompatibilityTrial:
@@ -84,7 +140,7 @@ def _try(
     seen = check(manifest, engine.host)
     facts: dict[str, object] = {
         "measurement_id": measurement_id,
-        "snapshot_id": manifest.snapshot_id,
+        "snapshot_id": name,
         "source_stack": manifest.stack,
         "source_stack_key": manifest.stack.key,
         "repeat": repeat,

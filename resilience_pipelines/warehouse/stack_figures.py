@@ -142,7 +142,8 @@ def snapshots_carry_over(home: Home, source: str, target: str) -> bool | None:
     """Whether snapshots of one stack came back on another; None where nobody tried."""
     tried = query(
         home,
-        "select n_ok, n from compatibility_matrix where source_stack_key = ? and stack_key = ?",
+        "select n_ok, n from compatibility_matrix where source_stack_key = ? and stack_key = ? "
+        "and image_edit is null",
         [source, target],
     )
     return None if tried.is_empty() else bool((tried["n_ok"] == tried["n"]).all())

@@ -18,6 +18,7 @@ import pytest
 
 from resilience_pipelines.records import CompatibilityTrial, Outcome
 from resilience_pipelines.snapshots.engine import SnapshotEngine
+from resilience_pipelines.snapshots.image_edits import ImageEdit
 from resilience_pipelines.snapshots.reasons import SnapshotReason
 from resilience_pipelines.startup.benchmark import BenchmarkContext, prepare_source
 from resilience_pipelines.startup.compatibility import run_compatibility
@@ -44,10 +45,15 @@ class Found:
         gate = "right" if worked == trial.predicted_compatible else wrong
         return cls(gate, trial.predictions, trial.reason_code)
 
+    def because(self, *predictions: str) -> Found:
+        return replace(self, predictions=predictions)
+
 
 RIGHT = Found("right", (), None)
 TOUCHED = Found("right", ("mapped_file_time",), None)
 REFUSED = Found("right", ("mapped_file",), SnapshotReason.RESTORE_FAILED)
+UNSEEN = Found("too_lax", (), SnapshotReason.RESTORE_FAILED)
+SILENT = Found("too_lax", (), SnapshotReason.WAKE_FAILED)
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def source(engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path) -> Tak
 
 
 def restored(context: BenchmarkContext) -> Found:
-    (trial,) = run_compatibility((), 1, context, lambda *_: None)
+    (trial,) = run_compatibility((), 1, context, lambda *_: None).trials
     assert context.engine is not None
     assert context.engine.host.stack.gpu_count is None, "no GPU time can be wasted here"
     return Found.of(trial)
@@ -96,6 +102,47 @@ def build_library(path: Path, version: int, build_id: str) -> bytes:
         check=True, timeout=60,
     )  # fmt: skip
     return path.read_bytes()
+
+
+EDITED = {
+    ImageEdit.NOTHING: RIGHT,
+    ImageEdit.ARCHITECTURE: REFUSED.because("architecture"),
+    ImageEdit.CPU_STATE: Found("too_strict", ("cpu_features",), None),
+    ImageEdit.SCHEDULING_POLICY: UNSEEN.because("kernel"),
+    ImageEdit.CAPABILITIES: REFUSED.because("capabilities"),
+    ImageEdit.CRIU_FORM: REFUSED.because("criu_older"),
+    ImageEdit.CRIU_PLUGIN: RIGHT,
+    ImageEdit.SECURITY_MODULE: UNSEEN,
+    ImageEdit.BOOT_TIME: RIGHT,
+    ImageEdit.NETWORK_NAMESPACE: UNSEEN,
+    ImageEdit.MOUNT_NAMESPACE: UNSEEN,
+    ImageEdit.PROCESS_ID: REFUSED.because("process_id"),
+    ImageEdit.MISSING_MOUNT: REFUSED.because("open_path"),
+    ImageEdit.FILE_SIZE: REFUSED,
+    ImageEdit.FILE_BUILD: REFUSED,
+    ImageEdit.FILE_MODE: REFUSED,
+    ImageEdit.FILE_GONE: REFUSED,
+    ImageEdit.ADDRESS: UNSEEN,
+    ImageEdit.TCP_STATE: SILENT,
+    ImageEdit.REGISTERS: SILENT,
+}
+
+
+def test_an_image_as_it_would_come_from_elsewhere_or_from_another_hand(
+    source: TakeSource, engine: SnapshotEngine
+) -> None:
+    context = source(ContractWorker())
+    (snapshot,) = engine.store.all()
+    result = run_compatibility((), 1, context, lambda *_: None, edits=tuple(ImageEdit))
+    stored, *edited = result.trials
+    assert Found.of(stored) == RIGHT
+    name = snapshot.manifest.snapshot_id
+    assert [trial.snapshot_id for trial in edited] == [f"{name}+{edit}" for edit in ImageEdit]
+    found = dict(zip(ImageEdit, map(Found.of, edited), strict=True))
+    assert found == EDITED
+    assert not result.unsupported
+    engine.store.verify(engine.store.get(name))
+    assert list(context.scratch.iterdir()) == [], "no copy stays"
 
 
 @pytest.mark.parametrize("build_id", ["sha1", "none"])

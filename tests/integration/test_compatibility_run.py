@@ -38,7 +38,7 @@ def context(engine: SnapshotEngine, support: SpaceSupport, tmp_path: Path) -> Be
 
 def test_a_snapshot_at_home_comes_back_as_predicted(context: BenchmarkContext) -> None:
     told: list[tuple[int, int]] = []
-    trials = run_compatibility((), 2, context, lambda _, *step: told.append(step))
+    trials = run_compatibility((), 2, context, lambda _, *step: told.append(step)).trials
     assert [trial.outcome for trial in trials] == [Outcome.OK] * 2, trials
     assert [trial.repeat for trial in trials] == [0, 1]
     assert all(trial.predicted_compatible and not trial.predictions for trial in trials)
@@ -51,7 +51,7 @@ def test_what_the_gate_would_refuse_is_tried_and_shows_a_gate_too_strict(
 ) -> None:
     assert context.engine is not None
     context.engine = elsewhere(context.engine, criu_version="0.1", kernel_version="0.1")
-    (trial,) = run_compatibility((), 1, context, lambda *_: None)
+    (trial,) = run_compatibility((), 1, context, lambda *_: None).trials
     assert not trial.predicted_compatible
     assert trial.predictions == ("criu_older", "kernel"), "blocking ones first"
     assert trial.outcome is Outcome.OK
@@ -69,7 +69,7 @@ def test_a_failure_that_the_gate_did_not_see_has_its_phase_and_reason(
     data = bytearray(pages.read_bytes())
     data[len(data) // 2] ^= 1
     pages.write_bytes(data)
-    (trial,) = run_compatibility((), 1, context, lambda *_: None)
+    (trial,) = run_compatibility((), 1, context, lambda *_: None).trials
     assert trial.predicted_compatible
     assert trial.outcome is Outcome.FAILED
     assert trial.reason_code == SnapshotReason.IMAGE_CORRUPT

@@ -241,6 +241,7 @@ def make_records() -> list[RunRecord]:
                 factory.compatibility_trial(
                     5, source=OTHER, predicted=False, reason_code="restore_failed"
                 ),
+                factory.compatibility_trial(6, source=NEW, reason_code="x", edit="tcp_state"),
             ],
         ),
         factory.record(
@@ -887,8 +888,12 @@ def test_the_latest_stack_of_each_machine_is_the_one_measured_last(home: Home) -
 def test_the_compatibility_matrix_says_whether_the_gate_knew(home: Home) -> None:
     found = {
         (row["source_stack_key"], row["stack_key"]): row
-        for row in rows(home, "select * from compatibility_matrix")
+        for row in rows(home, "select * from compatibility_matrix where image_edit is null")
     }
+    (edited,) = rows(home, "select * from compatibility_matrix where image_edit is not null")
+    assert (edited["image_edit"], edited["gate"], edited["n"]) == ("tcp_state", "too_lax", 1)
+    (copy,) = rows(home, "select * from compatibility_trials where image_edit is not null")
+    assert copy["snapshot_id"] == "snapshot-a"
     gpu = make_stack(gpu_sku="NVIDIA H200", gpu_count=2, driver_version="580")
     assert {pair: (row["gate"], row["n"], row["n_ok"]) for pair, row in found.items()} == {
         (NEW.key, NEW.key): ("right", 1, 1),

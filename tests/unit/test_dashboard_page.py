@@ -348,6 +348,9 @@ def test_another_machine_is_named_where_a_snapshot_moved(tmp_path: Path) -> None
     moved = row.model_copy(update={"source_hardware_label": "2x-nvidia-h100", "n_ok": 0})
     (line,) = tables.compatibility_lines([moved], moved.stack_key)
     assert line.source.endswith(" on 2x-nvidia-h100")
+    edited = row.model_copy(update={"image_edit": "tcp_state", "differing_dimensions": ()})
+    (line_of_edited,) = tables.compatibility_lines([edited], edited.stack_key)
+    assert line_of_edited.differs == "edited copy: tcp state"
     assert line.came_back.status == Status.BAD
 
 

@@ -17,10 +17,10 @@ from resilience_pipelines.faults.fault import ObstacleError
 from resilience_pipelines.faults.snapshot_image import (
     Damage,
     choose_files,
-    copy_snapshot,
     damage,
     same_content,
 )
+from resilience_pipelines.snapshots.copies import copy_snapshot
 from resilience_pipelines.snapshots.manifest import Manifest, new_snapshot_id
 from resilience_pipelines.snapshots.reasons import SnapshotError, SnapshotReason
 from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot

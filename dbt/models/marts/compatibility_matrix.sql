@@ -9,6 +9,7 @@ select
     stack_key,
     hardware_label,
     software_label,
+    image_edit,
     any_value(differing_dimensions order by run_id, measurement_id) as differing_dimensions,
     count(*) as n,
     count(*) filter (where outcome = 'ok') as n_ok,

@@ -4,6 +4,7 @@ select
     trials.started_at,
     {{ run_columns('runs') }},
     trials.snapshot_id,
+    trials.image_edit,
     trials.source_stack_key,
     sources.hardware_label as source_hardware_label,
     sources.software_label as source_software_label,
