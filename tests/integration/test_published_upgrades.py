@@ -51,6 +51,19 @@ def test_versions_measured_side_by_side_bear_no_such_note(results_home: Home) ->
     assert not [text for text in upgrade.comparison.reasons if "data sets" in text]
 
 
+def test_each_sure_change_of_level_in_them_names_what_changed_there(results_home: Home) -> None:
+    found = query(
+        results_home,
+        "select previous_stack_key, stack_key, candidate_dimensions from change_points "
+        "where significant and attribution <> 'unexplained'",
+    ).rows()
+    assert found
+    for before, after, candidates in found:
+        changed = judge(results_home, before, after).changed
+        assert changed
+        assert set(candidates) - {"data_set"} == changed.keys()
+
+
 def test_a_change_of_level_names_another_data_set_among_its_candidates(tmp_path: Path) -> None:
     home = open_home(tmp_path / "home")
     # By the number of CPUs, that the series don't mix: the data sets of its first and second level.
