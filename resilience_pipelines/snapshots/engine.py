@@ -12,6 +12,7 @@ nothing partial stays, the failure has a phase and a reason code. What does not:
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import stat
@@ -472,7 +473,8 @@ def read_open_paths(process: Process) -> tuple[str, ...]:
             if (
                 path.startswith("/")
                 and not path.startswith(_MADE_ANEW)
-                and not path.endswith(" (deleted)")
+                # Names of what is on no disk look like paths too, e.g. those of deleted files.
+                and os.path.lexists(facts / "root" / path.lstrip("/"))
             ):
                 found.add(path)
     return tuple(sorted(found))
