@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,22 +17,27 @@ import duckdb
 import psutil
 import pytest
 
+from resilience_pipelines.snapshots.criu import Criu
+from resilience_pipelines.snapshots.criu_binary import PREFIX_VARIABLE, private_prefix
+from resilience_pipelines.workers.reference import VERSION
 from resilience_pipelines.workers.space import SpaceSupport
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "resilience_pipelines.cli")
 
 
-def run(*arguments: str, home: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, home: Path | None = None, package: Path = ROOT, **env: str
+) -> subprocess.CompletedProcess[str]:
     options = ("--home", str(home)) if home else ()
     return subprocess.run(
-        [*COMMAND, *arguments, *options], capture_output=True, text=True, timeout=280, cwd=ROOT,
+        [*COMMAND, *arguments, *options], capture_output=True, text=True, timeout=280, cwd=package,
         env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"} | env, check=False,
     )  # fmt: skip
 
 
-def run_json(*arguments: str, home: Path) -> Any:
-    done = run(*arguments, "--json", home=home)
+def run_json(*arguments: str, home: Path, package: Path = ROOT, **env: str) -> Any:
+    done = run(*arguments, "--json", home=home, package=package, **env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -76,9 +82,32 @@ def test_snapshots_of_this_stack_are_compatible_with_it(
     measured: Path, support: SpaceSupport, criu: object
 ) -> None:
     own = json.loads(next(measured.glob("landing/*/*/run.json")).read_text())["stack_key"]
-    (trial,) = run_json("run", "compatibility", home=measured)["compatibility"]
-    assert (trial["source_stack_key"], trial["outcome"]) == (own, "ok")
-    assert trial["predicted_compatible"] is True
+    found = run_json("run", "compatibility", "--edits", "nothing,file_mode", home=measured)
+    stored, same, another = found["compatibility"]
+    assert {trial["source_stack_key"] for trial in found["compatibility"]} == {own}
+    assert (stored["predicted_compatible"], stored["outcome"]) == (True, "ok")
+    assert (same["predicted_compatible"], same["outcome"]) == (True, "ok")
+    assert (another["predicted_compatible"], another["outcome"]) == (False, "failed")
+    assert another["snapshot_id"] == f"{stored['snapshot_id']}+file_mode"
+    assert list((measured / "work").iterdir()) == []
+
+
+def test_a_snapshot_comes_back_from_another_installation_with_another_version_of_the_engine(
+    measured: Path, support: SpaceSupport, criu: Criu, tmp_path: Path
+) -> None:
+    """As from two virtual environments that share a data home: the image brings its own engine."""
+    name = "resilience_pipelines"
+    shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    engine = tmp_path / name / "workers" / "reference" / "__init__.py"
+    engine.write_text(engine.read_text().replace(f'VERSION = "{VERSION}"', 'VERSION = "next"'))
+    prefix = {PREFIX_VARIABLE: str(private_prefix())}
+    found = run_json("run", "compatibility", home=measured, package=tmp_path, **prefix)
+    (trial,) = found["compatibility"]
+    assert (trial["predictions"], trial["outcome"]) == (["engine"], "ok")
+    (run_file,) = measured.glob(f"landing/*/{found['run_id']}/run.json")
+    record = json.loads(run_file.read_text())
+    assert record["stack"]["engine_version"] == "next"
+    assert record["compatibility"][0]["source_stack"]["engine_version"] == VERSION
 
 
 def test_a_snapshot_is_listed_inspected_verified_restored_and_pruned(
