@@ -14,7 +14,7 @@ import logging
 import os
 import smtplib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Any, Final
@@ -93,6 +93,28 @@ def send(channel: str, alert: Alert) -> None:
             f"The alert could not be sent through {variable} ({type(error).__name__}).",
             mend="Check the form of its setting; it is tried again.",
         ) from None
+
+
+def send_all(alerts: Iterable[Alert]) -> list[tuple[str, ResilienceError]]:
+    """Send alerts through every channel; returns what was not taken, by channel.
+
+    Raises:
+        InputError: the environment names no channel.
+    """
+    names = channels()
+    if not names:
+        raise InputError(
+            "channels", None, "the environment names none",
+            mend=f"Set {WEBHOOK}, {SLACK} or {EMAIL}.",
+        )  # fmt: skip
+    failed = []
+    for alert in alerts:
+        for name in names:
+            try:
+                send(name, alert)
+            except ResilienceError as error:
+                failed.append((name, error))
+    return failed
 
 
 def _post_alert(variable: str, address: str, alert: Alert) -> None:

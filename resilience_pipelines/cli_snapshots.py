@@ -1,39 +1,45 @@
-"""`resilience snapshot`: the commands that work on stored snapshots.
+"""`resilience snapshot`: taking, restoring and keeping snapshots.
 
-What belongs here: options and what a person sees of stores and repositories. What does not:
-commands that start workers (`cli`), and any work.
+What belongs here: options and what a person sees of snapshots, stores and repositories. What does
+not: any work (`api`, `stored_snapshot`, `regeneration`, `snapshots.stores`).
 
 Without `--repository` a command works on the local store of the data home.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from resilience_pipelines.cli_common import (
     HomeOption,
     JsonOption,
+    LauncherOption,
+    WorkerOption,
     err,
+    options,
     out,
     print_json,
+    progress_bar,
     show_rows,
     split_list,
+    stop,
+    tell,
 )
-from resilience_pipelines.errors import InputError, ResilienceError, StorageError
+from resilience_pipelines.cli_run import run_job
+from resilience_pipelines.cli_tables import print_record
 from resilience_pipelines.home import Home, open_home
 
 if TYPE_CHECKING:
-    from resilience_pipelines.snapshots.manifest import Manifest
-    from resilience_pipelines.snapshots.repository import Repository
-    from resilience_pipelines.snapshots.secret_scan import Finding
-    from resilience_pipelines.snapshots.store import SnapshotStore, StoredSnapshot
+    from resilience_pipelines.records import RunRecord
+    from resilience_pipelines.snapshots.stores import Store
 
 app = typer.Typer()
 
@@ -55,11 +61,112 @@ SharedOption = Annotated[
 SnapshotArgument = Annotated[str, typer.Argument(help="Id of the snapshot.")]
 
 
+@app.command("create")
+def snapshot_create(
+    worker: WorkerOption = "reference",
+    sleep_level: Annotated[
+        int | None, typer.Option(help="How deep it sleeps meanwhile; by default as suits it best.")
+    ] = None,
+    launcher: LauncherOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a worker, take its snapshot and keep it in the store."""
+    from resilience_pipelines.api import Snapshot
+
+    run_job(Snapshot(worker=worker, sleep_level=sleep_level), launcher, home, as_json)
+
+
+@app.command("regenerate")
+def snapshot_regenerate(
+    worker: Annotated[
+        str | None, typer.Option(help="Only this one; all that need it if none.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say who needs one.")] = False,
+    launcher: LauncherOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take new snapshots of workers whose stored ones are all of stacks that this machine lost.
+
+    A driver, an engine or CRIU was upgraded since. Exit code 1: a snapshot could not be taken.
+    """
+    from dataclasses import asdict
+
+    from resilience_pipelines.api import Snapshot
+    from resilience_pipelines.regeneration import regenerate, stale_workers
+
+    stale = stale_workers(open_home(home), worker)
+    if dry_run or not stale:
+        show_rows([{"worker": name} for name in stale], as_json)
+        if not stale:
+            err.print("No worker needs a new snapshot here.")
+        return
+    signal.signal(signal.SIGTERM, stop)
+    with progress_bar(as_json) as report:
+
+        def take(name: str) -> RunRecord:
+            job = Snapshot(worker=name)
+            return job.run(home=home, launcher=launcher, progress=report, tell=tell).record
+
+        done = list(regenerate(stale, take))
+    show_rows([asdict(item) for item in done], as_json)
+    if any(item.problem for item in done):
+        raise typer.Exit(1)
+
+
+@app.command("inspect")
+def snapshot_inspect(
+    snapshot: SnapshotArgument, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Show a snapshot's manifest, and whether this machine may restore it."""
+    from resilience_pipelines.stored_snapshot import inspect
+
+    found = inspect(open_home(home), snapshot)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    manifest = found.manifest
+    facts = {
+        "snapshot": manifest.snapshot_id,
+        "worker": escape(f"{manifest.worker} on {manifest.stack.software_label}"),
+        "taken": f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
+        "engine": escape(f"{manifest.engine} {manifest.criu_version}"),
+        "image": f"{manifest.image_bytes / 1e6:.1f} MB in {len(manifest.files)} files",
+        "maps": f"{len(manifest.mapped_files)} files of this machine",
+    }
+    print_record(facts, out)
+    for item in found.incompatibilities:
+        colour = "red" if item.blocking else "yellow"
+        out.print(f"[{colour}]{escape(str(item))}[/]", soft_wrap=True)
+    if not found.incompatibilities:
+        out.print("[green]compatible[/]: this machine is what it was taken on")
+
+
+@app.command("restore")
+def snapshot_restore(
+    snapshot: SnapshotArgument,
+    times: Annotated[int, typer.Option(help="How often, one after the other.")] = 1,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore a snapshot, ask the oracle, show the phases, and end the worker again."""
+    from resilience_pipelines.stored_snapshot import restore
+
+    with options(times="--times"):
+        done = restore(open_home(home), snapshot, times=times)
+    show_rows([item.as_dict() for item in done], as_json)
+    if not all(item.right for item in done):
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def snapshot_list(
     repository: RepositoryOption = None, home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
     """List the snapshots of the store."""
+    from resilience_pipelines.snapshots.stores import manifests
+
     store = _open(open_home(home), repository)
     pinned = store.pinned()
     rows: list[dict[str, Any]] = [
@@ -71,7 +178,7 @@ def snapshot_list(
             "created_at": item.created_at.isoformat(),
             "pinned": item.snapshot_id in pinned,
         }
-        for item in _manifests(store)
+        for item in manifests(store)
     ]
     show_rows(rows, as_json)
     for snapshot_id in store.unreadable():
@@ -91,28 +198,16 @@ def snapshot_verify(
 
     Exit code 6: one of them is damaged.
     """
-    store = _open(open_home(home), repository)
-    rows: list[dict[str, Any]] = []
-    known = (item.snapshot_id for item in _manifests(store))
-    for snapshot_id in snapshots or [*known, *store.unreadable()]:
-        begin = time.monotonic()
-        problem = ""
-        try:
-            _verify(store, snapshot_id)
-        except InputError:
-            raise
-        except ResilienceError as error:
-            problem = error.reason
-        rows.append(
-            {
-                "snapshot": snapshot_id,
-                "intact": not problem,
-                "seconds": round(time.monotonic() - begin, 3),
-                "problem": problem,
-            }
-        )
+    from resilience_pipelines.snapshots.stores import verify
+
+    done = verify(_open(open_home(home), repository), snapshots or ())
+    rows: list[dict[str, Any]] = [
+        {"snapshot": item.snapshot_id, "intact": item.intact, "seconds": round(item.seconds, 3),
+         "problem": item.problem}
+        for item in done
+    ]  # fmt: skip
     show_rows(rows, as_json)
-    if not all(row["intact"] for row in rows):
+    if not all(item.intact for item in done):
         raise typer.Exit(6)
 
 
@@ -132,13 +227,11 @@ def snapshot_scan(
     from dataclasses import asdict
 
     from resilience_pipelines.snapshots.settings import open_store
+    from resilience_pipelines.snapshots.stores import find_secrets
 
-    store = open_store(open_home(home))
-    chosen = [store.get(name) for name in snapshots] if snapshots else list(store.all())
     rows: list[dict[str, Any]] = [
-        {"snapshot": stored.manifest.snapshot_id, **asdict(finding)}
-        for stored in chosen
-        for finding in _secrets(stored)
+        {"snapshot": snapshot_id, **asdict(finding)}
+        for snapshot_id, finding in find_secrets(open_store(open_home(home)), snapshots or ())
     ]
     show_rows(rows, as_json)
     if rows:
@@ -194,29 +287,23 @@ def snapshot_prune(
     Limits that are not given come from snapshots.toml. Pinned snapshots stay, and the last one of
     a stack that is intact.
     """
-    from dataclasses import replace
-
-    from resilience_pipelines.snapshots.repository import Repository
-    from resilience_pipelines.snapshots.settings import read_settings
+    from resilience_pipelines.snapshots.stores import prune
 
     data_home = open_home(home)
-    store = _open(data_home, repository)
-    asked: dict[str, Any] = {"keep": keep, "max_age_days": max_age_days, "max_bytes": max_bytes}
-    given = {name: limit for name, limit in asked.items() if limit is not None}
-    policy = replace(read_settings(data_home).policy, **given)
-    if isinstance(store, Repository):
-        report = store.prune(policy, dry_run=dry_run)
-        doomed = list(report.doomed)
-        if not dry_run and not report.swept:
-            err.print("[yellow]Somebody puts a snapshot: content goes with the next prune.[/]")
-    else:
-        doomed = store.prune(policy, dry_run=dry_run)
-        if not dry_run:
-            store.clean()
+    done = prune(
+        data_home,
+        _open(data_home, repository),
+        keep=keep,
+        max_age_days=max_age_days,
+        max_bytes=max_bytes,
+        dry_run=dry_run,
+    )
+    if not done.swept:
+        err.print("[yellow]Somebody puts a snapshot: content goes with the next prune.[/]")
     rows: list[dict[str, Any]] = [
         {"snapshot": item.snapshot_id, "image_bytes": item.image_bytes, "why": item.why,
          "removed": not dry_run}
-        for item in doomed
+        for item in done.doomed
     ]  # fmt: skip
     show_rows(rows, as_json)
 
@@ -294,39 +381,20 @@ def snapshot_tune(
     kept, and used for this repository where snapshots.toml names no compression or `tuned`. What is
     in the repository already stays as it is, and can be read whatever it was written with.
     """
-    from resilience_pipelines.snapshots.settings import (
-        TUNED,
-        open_repository,
-        open_repository_storage,
-        open_store,
-        read_settings,
-    )
-    from resilience_pipelines.snapshots.tuning import keep_tuning, tune
+    from resilience_pipelines.snapshots.stores import tune_repository
 
-    data_home = open_home(home)
-    store = open_store(data_home)
-    stored = store.get(snapshot) if snapshot else next(reversed(store.all()), None)
-    if stored is None:
-        raise InputError(
-            "SNAPSHOT", None, "the local store has none to try with",
-            mend="`resilience snapshot create` takes one.",
-        )  # fmt: skip
-    open_repository(data_home, _address(repository))  # refuses another key than it has
-    storage, settings, key = open_repository_storage(
-        data_home, read_settings(data_home), _address(repository)
-    )
     with _progress("measuring", as_json) as report:
-        tuning = tune(
-            storage,
-            key,
-            stored,
-            candidates=split_list(compressions),
+        done = tune_repository(
+            open_home(home),
+            _address(repository),
+            snapshot,
+            compressions=split_list(compressions),
             repeats=repeats,
             progress=report,
         )
-    path = keep_tuning(data_home, tuning)
+    tuning = done.tuning
     if as_json:
-        print_json(tuning.model_dump(mode="json") | {"kept_in": str(path)})
+        print_json(tuning.model_dump(mode="json") | {"kept_in": str(done.kept_in)})
         return
     rows: list[dict[str, Any]] = [
         {
@@ -340,8 +408,8 @@ def snapshot_tune(
     ]
     show_rows(rows, False)
     out.print(tuning.why, markup=False)
-    if settings.compression != TUNED:
-        err.print(f"snapshots.toml says {settings.compression}, which stays.", markup=False)
+    if done.overruled_by is not None:
+        err.print(f"snapshots.toml says {done.overruled_by}, which stays.", markup=False)
 
 
 @app.command("keygen")
@@ -358,7 +426,7 @@ def snapshot_keygen(
     show_rows(rows, as_json)
 
 
-def _open(home: Home, repository: str | None) -> SnapshotStore | Repository:
+def _open(home: Home, repository: str | None) -> Store:
     from resilience_pipelines.snapshots.settings import open_repository, open_store
 
     return open_store(home) if repository is None else open_repository(home, _address(repository))
@@ -368,37 +436,8 @@ def _address(repository: str | None) -> str | None:
     return None if repository == CONFIGURED else repository
 
 
-def _manifests(store: SnapshotStore | Repository) -> list[Manifest]:
-    from resilience_pipelines.snapshots.repository import Repository
-
-    if isinstance(store, Repository):
-        return store.all()
-    return [snapshot.manifest for snapshot in store.all()]
-
-
-def _secrets(stored: StoredSnapshot) -> list[Finding]:
-    from resilience_pipelines.snapshots.secret_scan import scan
-
-    try:
-        return list(scan(stored.folder, [file.path for file in stored.manifest.files]))
-    except OSError as error:
-        raise StorageError(
-            f"The image of {stored.manifest.snapshot_id} can't be read: {error}.",
-            mend="`resilience snapshot verify` says which files are damaged.",
-        ) from error
-
-
-def _verify(store: SnapshotStore | Repository, snapshot_id: str) -> None:
-    from resilience_pipelines.snapshots.repository import Repository
-
-    if isinstance(store, Repository):
-        store.verify(snapshot_id)
-    else:
-        store.verify(store.get(snapshot_id))
-
-
 @contextmanager
-def _progress(what: str, quiet: bool) -> Iterator[Any]:
+def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=None)

@@ -117,6 +117,15 @@ def read_machine(worker: Worker, home: Home) -> MachineContext:
     return MachineContext(worker, stack, support, device, engine, why)
 
 
+def stack_here(home: Home, worker: str = "reference") -> Stack:
+    """The stack that a worker's results on this machine belong to.
+
+    Raises:
+        InputError, UnsupportedError: as `make_worker`.
+    """
+    return read_machine(make_worker(worker, home), home).stack
+
+
 def read_machines(home: Home) -> dict[str, MachineContext]:
     """This machine as each worker that can run here sees it, by the worker's name."""
     return {name: read_machine(make_worker(name, home), home) for name in workers_here()}

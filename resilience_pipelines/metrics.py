@@ -10,10 +10,13 @@ Each metric that needs the published file is left out until there is one; its ag
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from resilience_pipelines.durability import replace_text
+from resilience_pipelines.errors import StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.running_jobs import running_stacks
 from resilience_pipelines.snapshots.settings import open_store
@@ -85,3 +88,16 @@ def exposition(home: Home) -> str:
             for *values, figure in found.iter_rows():
                 figures.labels(*values).set(figure)
     return generate_latest(registry).decode()
+
+
+def write_exposition(home: Home, path: Path) -> None:
+    """Write all metrics to a file in one step, so that a collector never reads half of it.
+
+    Raises:
+        StorageError: it can't be written; and as `exposition` raises.
+    """
+    text = exposition(home)
+    try:
+        replace_text(path, text, mode=0o644)
+    except OSError as error:
+        raise StorageError(f"{path} can't be written: {error}.") from error

@@ -1,7 +1,8 @@
-"""Opening a file that may have been put there by somebody else.
+"""Opening a file that may have been put there by somebody else, or that a person names.
 
-What belongs here: that what is read is a plain file. What does not: what it holds. A link is not
-followed, and a pipe that nobody writes to is not waited for.
+What belongs here: that what is read is a file, and no more of it than is wanted. What does not:
+what it holds. A pipe that nobody writes to is not waited for; a link is followed where a person
+names it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+
+from resilience_pipelines.errors import InputError
 
 
 class NotPlainError(OSError):
@@ -58,3 +61,24 @@ def read_plain(path: Path, limit_bytes: int) -> bytes:
     """
     with open_plain(path) as file:
         return file.read(limit_bytes + 1)
+
+
+def read_named(field: str, path: Path, limit_bytes: int) -> bytes:
+    """The beginning of a file that a person names: all of it, or one byte more than the limit.
+
+    Args:
+        field: what the person calls it.
+
+    Raises:
+        InputError: it is no file, or can't be read.
+    """
+    mend = "Give a readable file."
+    if not path.is_file():
+        raise InputError(field, str(path), "it is no file", mend=mend)
+    try:
+        with path.open("rb") as file:
+            return file.read(limit_bytes + 1)
+    except OSError as error:
+        raise InputError(
+            field, str(path), f"it can't be read ({error.strerror})", mend=mend
+        ) from error

@@ -57,6 +57,15 @@ def choose_workers(stale: Sequence[str], asked: str | None) -> tuple[str, ...]:
     return (asked,)
 
 
+def stale_workers(home: Home, asked: str | None = None) -> tuple[str, ...]:
+    """The workers to regenerate: all of `workers_without_snapshot`, or the one of them asked for.
+
+    Raises:
+        InputError: that one needs none.
+    """
+    return choose_workers(workers_without_snapshot(home), asked)
+
+
 def regenerate(workers: Sequence[str], take: Callable[[str], RunRecord]) -> Iterator[Regenerated]:
     """Take a snapshot of each worker in turn; one that fails does not keep the others from theirs.
 

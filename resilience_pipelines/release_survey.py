@@ -1,23 +1,24 @@
 """What this data home and its machine know of releases, gathered.
 
-What belongs here: putting together the ledgers of feeds, this machine, what a cluster offers, the
-jobs at work and the published results, and which suite measures an offer. What does not: what
-follows from it (`releases.states`, `releases.candidates`).
+What belongs here: reading feeds again, putting together their ledgers, this machine, what a cluster
+offers, the jobs at work and the published results, and which suite measures an offer. What does
+not: what follows from it (`releases.states`, `releases.candidates`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from resilience_pipelines.context import read_machines
+from resilience_pipelines.errors import InputError, ResilienceError
 from resilience_pipelines.home import Home
 from resilience_pipelines.launchers.choice import kubernetes_settings_if_any
 from resilience_pipelines.launchers.kubernetes.offers import Offer, offers, read_inventory
 from resilience_pipelines.launchers.kubernetes.settings import image_digest
 from resilience_pipelines.releases.candidates import Candidate, candidates
 from resilience_pipelines.releases.catalogue import FEEDS
-from resilience_pipelines.releases.ledger import remembered
+from resilience_pipelines.releases.ledger import Refreshed, refresh, remembered
 from resilience_pipelines.releases.states import (
     ReleaseStatus,
     SeenStacks,
@@ -102,18 +103,63 @@ def survey(home: Home) -> SeenStacks:
     )
 
 
-def statuses(home: Home, feeds: Collection[str] = tuple(FEEDS)) -> list[ReleaseStatus]:
+def statuses(
+    home: Home, feeds: Collection[str] = tuple(FEEDS), *, prereleases: bool = True
+) -> list[ReleaseStatus]:
     """How far every release of some feeds has come, newest version of each feed first.
 
+    Args:
+        prereleases: whether pre-releases are among them.
+
     Raises:
+        InputError: there is no such feed.
         CorruptError: what is remembered of a feed can't be read.
     """
+    require_feeds(feeds)
     seen = survey(home)
     return [
         status
         for name in feeds
         for status in states_of(FEEDS[name], remembered(home, name).releases, seen)
+        if prereleases or not status.release.prerelease
     ]
+
+
+def refresh_feeds(
+    home: Home, feeds: Collection[str], tell: Callable[[str], None] = lambda _: None
+) -> tuple[list[Refreshed], dict[str, ResilienceError]]:
+    """Read feeds again, one after the other; one that fails does not keep the others from theirs.
+
+    Args:
+        tell: called with what is being done.
+
+    Returns:
+        What came of those that could be read, and by their names why others could not.
+
+    Raises:
+        InputError: there is no such feed; then none is read.
+    """
+    require_feeds(feeds)
+    done = []
+    failed: dict[str, ResilienceError] = {}
+    for name in feeds:
+        tell(f"reading {FEEDS[name].product}")
+        try:
+            done.append(refresh(home, FEEDS[name]))
+        except ResilienceError as error:
+            failed[name] = error
+    return done, failed
+
+
+def require_feeds(names: Collection[str]) -> None:
+    """Refuse names that no feed has.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    for name in names:
+        if name not in FEEDS:
+            raise InputError("feeds", name, "no such feed", mend=f"Choose from {', '.join(FEEDS)}.")
 
 
 def release_rows(home: Home) -> MakeRows:

@@ -22,7 +22,6 @@ from resilience_pipelines.ci.suite import Comparison, FaultJob, Job, StartupJob,
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.catalogue import choose
 from resilience_pipelines.home import Home, open_home
-from resilience_pipelines.lineage.warehouse import build, load, publish
 from resilience_pipelines.records import (
     CollectiveMeasurement,
     CompatibilityTrial,
@@ -31,11 +30,10 @@ from resilience_pipelines.records import (
     StartupMeasurement,
     Verdict,
 )
-from resilience_pipelines.side_tables import load_side_tables
+from resilience_pipelines.results import load, publish
 from resilience_pipelines.startup.benchmark import Progress
 from resilience_pipelines.trends.comparison import UpgradeVerdict
 from resilience_pipelines.upgrades import Upgrade, judge
-from resilience_pipelines.warehouse.load import published_results
 from resilience_pipelines.warehouse.stack_figures import find_stack
 
 NOT_ENOUGH_DATA: Final = 8
@@ -340,9 +338,7 @@ def _judge(asked: Comparison, reports: Sequence[JobReport], home: Home) -> Upgra
     results = [report.result for report in reports if report.result is not None]
     if not results:
         return None
-    load(home, [home.landing, *published_results()])
-    load_side_tables(home)
-    build(home)
+    load(home)
     publish(home)
     return judge(
         home,

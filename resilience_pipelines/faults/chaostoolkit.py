@@ -1,7 +1,7 @@
 """Experiments exchanged with Chaos Toolkit: its experiment and journal files, in both directions.
 
 What belongs here: our plan as its experiment, one of our results as its journal, and its experiment
-as our plan. What does not: making an experiment (`experiment`), and files and options (`cli`).
+as our plan. What does not: making an experiment (`experiment`), and finding a result (`warehouse`).
 
 These files serve as interchange only. Chaos Toolkit's own engine calls an action `succeeded` when
 its process has ended, whatever its exit status, and knows no proof of an effect or of a rollback.
@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from resilience_pipelines import __version__, strict_json
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.catalogue import CATALOGUE
 from resilience_pipelines.faults.run import FaultPlan
+from resilience_pipelines.plain_files import read_named
 from resilience_pipelines.records import FaultRun, RunRecord, Verdict
 
 COMMAND: Final = "resilience"
@@ -107,11 +108,18 @@ def make_experiment(plan: FaultPlan, worker: str) -> dict[str, Any]:
     }
 
 
-def make_journal(record: RunRecord, run: FaultRun) -> dict[str, Any]:
+def make_journal(record: RunRecord, measurement: str | None = None) -> dict[str, Any]:
     """One experiment of a run as a journal.
 
     `duration` is from the first to the last event of the experiment's timeline, in seconds.
+
+    Args:
+        measurement: the experiment's `measurement_id`; may be None where the run has but one.
+
+    Raises:
+        InputError: the run has no such experiment, or several and none is named.
     """
+    run = _chosen(record, measurement)
     plan = FaultPlan(
         faults=(run.fault,) if run.fault in CATALOGUE else (),
         recoveries=(run.recovery,) if run.recovery else (),
@@ -157,6 +165,26 @@ def make_journal(record: RunRecord, run: FaultRun) -> dict[str, Any]:
         "end": end.isoformat(),
         "duration": duration_s,
     }  # fmt: skip
+
+
+def _chosen(record: RunRecord, measurement: str | None) -> FaultRun:
+    runs = {run.measurement_id: run for run in record.faults}
+    name = next(iter(runs)) if measurement is None and len(runs) == 1 else measurement
+    if name not in runs:
+        raise InputError(
+            "measurement", measurement, "this run has no such fault experiment",
+            mend=f"Choose from {', '.join(runs) or 'another run'}.",
+        )  # fmt: skip
+    return runs[name]
+
+
+def import_file(path: Path) -> Imported:
+    """`read_file` of a file that somebody names.
+
+    Raises:
+        InputError: it can't be read; and as `read_file` raises.
+    """
+    return read_file(read_named("file", path, MAX_BYTES))
 
 
 def read_file(content: bytes) -> Imported:

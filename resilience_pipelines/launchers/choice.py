@@ -1,13 +1,14 @@
 """Choosing a launcher: one setting decides where jobs run.
 
-What belongs here: the launchers' names, the setting, and a launcher made from it. What does not:
-any launcher.
+What belongs here: the launchers' names, the setting, a launcher made from it, and cleaning up after
+one that was killed. What does not: any launcher.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,23 @@ def kubernetes_launch(
 
     found = kubernetes_settings(home, settings).directed(image=image, driver_version=driver_version)
     return partial(run_on_kubernetes, settings=found, tell=tell)
+
+
+def clean_cluster(home: Home, settings: Path | None = None) -> list[str]:
+    """Remove the jobs of a data home whose launcher was killed; returns their runs.
+
+    Args:
+        settings: see `kubernetes_launch`.
+
+    Raises:
+        InputError: the settings can't be used.
+        ClusterError: the API server refuses, or is lost.
+    """
+    from resilience_pipelines.launchers.kubernetes.client import connect
+    from resilience_pipelines.launchers.kubernetes.launcher import clean_orphans
+
+    with closing(connect(kubernetes_settings(home, settings))) as cluster:
+        return clean_orphans(cluster, home)
 
 
 def kubernetes_settings(home: Home, asked: Path | None) -> KubernetesSettings:

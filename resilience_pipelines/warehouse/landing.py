@@ -317,6 +317,21 @@ def find_landings(source: Path) -> Iterator[Path]:
             yield from find_landings(Path(entry.path))
 
 
+def read_run(source: Path, run_id: str) -> LandedRun:
+    """Read the landing folder of a run below a folder, and verify all of it.
+
+    Raises:
+        InputError: there is none.
+        CorruptError, StorageError: as `read_landing`.
+    """
+    for folder in find_landings(source):
+        if folder.name == run_id:
+            return read_landing(folder)
+    raise InputError(
+        "run_id", run_id, "no such run has landed here", mend='`resilience query "from runs"`.'
+    )
+
+
 def read_landing(folder: Path) -> LandedRun:
     """Read a landing folder and verify all of it.
 

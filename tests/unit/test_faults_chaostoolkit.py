@@ -72,7 +72,7 @@ def journal_of(verdict: Verdict) -> tuple[RunRecord, FaultRun, dict[str, Any]]:
     factory = RecordFactory(1)
     run = factory.fault("worker_killed", verdict=verdict, recovery="warm_cache")
     record = factory.record(RunKind.FAULT, faults=[run])
-    return record, run, json.loads(encoded(make_journal(record, run)))
+    return record, run, json.loads(encoded(make_journal(record)))
 
 
 def test_chaos_toolkit_accepts_the_experiment_in_a_journal(valid: Any) -> None:
