@@ -15,10 +15,9 @@ from resilience_pipelines.errors import InputError, UnsupportedError
 from resilience_pipelines.home import Home
 from resilience_pipelines.records import Oracle, OracleVerdict, Phase
 from resilience_pipelines.snapshots.compatibility import (
-    Host,
     Incompatibility,
     check,
-    read_cpu_features,
+    this_host,
 )
 from resilience_pipelines.snapshots.engine import SnapshotEngine
 from resilience_pipelines.snapshots.manifest import Manifest
@@ -87,8 +86,7 @@ def inspect(home: Home, snapshot_id: str) -> Inspection:
     """
     manifest = open_store(home).get(snapshot_id).manifest
     machine = read_machine(make_worker(manifest.worker, home), home)
-    host = Host(machine.stack, frozenset(read_cpu_features()))
-    return Inspection(manifest, tuple(check(manifest, host)))
+    return Inspection(manifest, tuple(check(manifest, this_host(machine.stack))))
 
 
 def restore(home: Home, snapshot_id: str, *, times: int = 1) -> tuple[Restore, ...]:

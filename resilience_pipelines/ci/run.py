@@ -18,15 +18,27 @@ from statistics import median
 from typing import Final
 
 from resilience_pipelines.api import Measurement, Result, has_failed, run
-from resilience_pipelines.ci.suite import Comparison, FaultJob, Job, StartupJob, Suite, spec_of
+from resilience_pipelines.ci.suite import (
+    CollectivesJob,
+    Comparison,
+    FanoutJob,
+    FaultJob,
+    Job,
+    StartupJob,
+    Suite,
+    spec_of,
+)
+from resilience_pipelines.collectives.arms import HEALTHY
 from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.faults.catalogue import choose
 from resilience_pipelines.home import Home, open_home
 from resilience_pipelines.records import (
     CollectiveMeasurement,
     CompatibilityTrial,
+    FanoutRestore,
     FaultRun,
     Outcome,
+    PageCache,
     StartupMeasurement,
     Verdict,
 )
@@ -244,22 +256,68 @@ def _run_job(job: Job, suite: Suite, home: Home, tell: Tell) -> JobReport:
 
 def cases_of(job: Job, result: Result) -> tuple[Case, ...]:
     """The cases of a job: its measurements, and the limits that the suite sets."""
-    cases = tuple(map(_case, result.measurements))
-    asked: Iterable[str] = ()
+    record = result.record
+    asked: Iterable[_Asked] = ()
     limits: Iterable[Case] = ()
-    if isinstance(job, StartupJob):
-        asked = job.arms
-        limits = _median_limits(job, result.record.startups)
-    elif isinstance(job, FaultJob):
-        asked = (fault.name for fault in choose(job.faults))
-        limits = _fault_limits(job, result.record.faults)
-    found = {case.group.split(" ", 1)[0] for case in cases}
+    match job:
+        case StartupJob():
+            arms = {item.arm for item in record.startups}
+            asked = (_Asked(arm, arm in arms, arm) for arm in job.arms)
+            limits = _median_limits(job, record.startups)
+        case FaultJob():
+            faults = {item.fault for item in record.faults}
+            names = [fault.name for fault in choose(job.faults)]
+            asked = (_Asked(name, name in faults, name) for name in names)
+            limits = _fault_limits(job, record.faults)
+        case FanoutJob():
+            asked = _asked_waves(job, record.fanout)
+            limits = _wave_limits(job, record.fanout)
+        case CollectivesJob():
+            asked = _asked_collectives(job, record.collectives)
+            limits = _bandwidth_limits(job, record.collectives)
     missing = (
-        _no_data(name, result.unsupported.get(name, "nothing was measured"))
-        for name in asked
-        if name not in found
+        _no_data(item.group, result.unsupported.get(item.told_as, "nothing was measured"))
+        for item in asked
+        if not item.measured
     )
-    return (*cases, *missing, *limits)
+    return (*map(_case, result.measurements), *missing, *limits)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Something that a job asks for.
+
+    Attributes:
+        measured: whether there is a measurement of it, of whichever outcome.
+        told_as: under which name a record tells why there is none.
+    """
+
+    group: str
+    measured: bool
+    told_as: str
+
+
+def _asked_waves(job: FanoutJob, restores: Sequence[FanoutRestore]) -> Iterable[_Asked]:
+    found = {_wave(item.width, item.page_cache_found) for item in restores}
+    for width in job.widths:
+        for cache in job.page_caches:
+            group = _wave(width, cache)
+            yield _Asked(group, group in found, f"{width} restores at once")
+
+
+def _asked_collectives(
+    job: CollectivesJob, found: Sequence[CollectiveMeasurement]
+) -> Iterable[_Asked]:
+    arms = {item.arm for item in found}
+    operations = {item.operation for item in found}
+    for arm in job.arms:
+        yield _Asked(arm, arm in arms, f"arm {arm}")
+    for operation in job.operations:
+        yield _Asked(operation, operation in operations, operation)
+
+
+def _wave(width: int, cache: PageCache) -> str:
+    return f"{width} at once, page cache {cache}"
 
 
 def _no_data(group: str, why: str) -> Case:
@@ -297,6 +355,10 @@ def _named(item: Measurement) -> tuple[str, str, float | None]:
     if isinstance(item, CollectiveMeasurement):
         name = f"{item.operation} {item.arm} {item.bytes} bytes {item.repeat + 1}"
         return f"{item.operation} {item.arm}", name, item.time_s
+    if isinstance(item, FanoutRestore):
+        # What a wave began with counts, and not what it was meant to begin with.
+        group = _wave(item.width, item.page_cache_found)
+        return group, f"{group}: {item.measurement_id}", item.total_s
     return "snapshot", "snapshot", item.total_s
 
 
@@ -321,6 +383,40 @@ def _fault_limits(job: FaultJob, runs: Sequence[FaultRun]) -> Iterable[Case]:
         if job.max_recover_s is not None:
             times = [item.time_to_recover_s for item in own if item.time_to_recover_s is not None]
             yield _limit(f"recovery from {fault}", times, job.max_recover_s, longest=True)
+
+
+def _wave_limits(job: FanoutJob, restores: Sequence[FanoutRestore]) -> Iterable[Case]:
+    for width, limit in job.max_wave_s.items():
+        for cache in job.page_caches:
+            waves = {
+                item.repeat: item.wave_s
+                for item in restores
+                if (item.width, item.page_cache_found) == (width, cache) and item.wave_s is not None
+            }
+            yield _limit(f"wave of {_wave(width, cache)}", list(waves.values()), limit)
+
+
+def _bandwidth_limits(
+    job: CollectivesJob, found: Sequence[CollectiveMeasurement]
+) -> Iterable[Case]:
+    size = max(job.sizes)
+    for operation, limit in job.min_busbw_bytes_per_s.items():
+        what = f"bus bandwidth of {operation}"
+        rates = [
+            item.busbw_bytes_per_s
+            for item in found
+            if (item.operation, item.arm, item.bytes) == (operation, HEALTHY, size)
+            and item.busbw_bytes_per_s is not None
+        ]
+        if not rates:
+            yield _no_data(what, "nothing was measured")
+            continue
+        rate = median(rates)
+        detail = f"{rate:.4g} bytes/s of {len(rates)} at {size} bytes, {limit:g} at least"
+        if rate < limit:
+            yield Case(what, what, Status.FAILED, reason="below_limit", detail=detail)
+        else:
+            yield Case(what, what, Status.PASSED, detail=detail)
 
 
 def _limit(what: str, times: Sequence[float], limit: float, *, longest: bool = False) -> Case:

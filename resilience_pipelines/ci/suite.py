@@ -18,11 +18,16 @@ from typing import Annotated, Any, Final, NoReturn, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from resilience_pipelines.ci.toml_lines import line_of
+from resilience_pipelines.collectives.arms import HEALTHY
+from resilience_pipelines.collectives.bandwidth import BandwidthPlan
+from resilience_pipelines.collectives.support import GLOO
 from resilience_pipelines.context import WORKERS
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.faults.run import FaultPlan
 from resilience_pipelines.job_spec import (
+    CollectiveSpec,
     CompatibilitySpec,
+    FanoutSpec,
     FaultSpec,
     JobSpec,
     SnapshotSpec,
@@ -30,8 +35,9 @@ from resilience_pipelines.job_spec import (
     parse_spec,
 )
 from resilience_pipelines.launchers.choice import LauncherName
-from resilience_pipelines.records import Arm
+from resilience_pipelines.records import Arm, CollectiveOperation, RunKind
 from resilience_pipelines.startup.benchmark import StartupPlan
+from resilience_pipelines.startup.fanout import FanoutPlan
 from resilience_pipelines.upgrades import MAX_SLOWDOWN
 
 MAX_BYTES: Final = 1_000_000
@@ -81,12 +87,50 @@ class CompatibilityJob(_Job, CompatibilitySpec):
     """Stored snapshots that are restored here."""
 
 
-Job = StartupJob | FaultJob | SnapshotJob | CompatibilityJob
+class FanoutJob(_Job, FanoutSpec):
+    """One snapshot restored many times at once. Its fields are those of `resilience run fanout`."""
+
+    max_wave_s: dict[int, Limit] = Field(default_factory=dict)
+    """By width: the median of its waves in seconds above which the job has failed."""
+
+    @model_validator(mode="after")
+    def _limits_what_it_measures(self) -> Self:
+        for width in self.max_wave_s:
+            if width not in self.widths:
+                raise ValueError(f"max_wave_s names the width {width}, which widths does not")
+        return self
+
+
+class CollectivesJob(_Job, CollectiveSpec):
+    """Bandwidth of collectives. Its fields are those of `resilience run collectives`."""
+
+    min_busbw_bytes_per_s: dict[CollectiveOperation, Limit] = Field(default_factory=dict)
+    """By operation: the median bus bandwidth of the healthy arm at the largest size, below which
+    the job has failed."""
+
+    @model_validator(mode="after")
+    def _limits_what_it_measures(self) -> Self:
+        if self.min_busbw_bytes_per_s and self.arms and HEALTHY not in self.arms:
+            raise ValueError(
+                f"min_busbw_bytes_per_s holds for the arm {HEALTHY}, which arms does not name"
+            )
+        for operation in self.min_busbw_bytes_per_s:
+            if operation not in self.operations:
+                raise ValueError(
+                    f"min_busbw_bytes_per_s names {operation}, which operations does not"
+                )
+        return self
+
+
+Job = StartupJob | FaultJob | SnapshotJob | CompatibilityJob | FanoutJob | CollectivesJob
 
 
 def spec_of(job: Job) -> JobSpec:
     """The specification of a job: its fields without those about judging it."""
-    judging = {"name", "max_median_s", "max_detect_s", "max_recover_s"}
+    judging = {
+        "name", "max_median_s", "max_detect_s", "max_recover_s", "max_wave_s",
+        "min_busbw_bytes_per_s",
+    }  # fmt: skip
     return parse_spec(job.model_dump_json(exclude=judging))
 
 
@@ -131,7 +175,7 @@ def read_suite(path: Path) -> Suite:
     worker = found.get("worker", "reference")
     jobs = found.get("job")
     if isinstance(jobs, list):
-        found["job"] = [{"worker": worker, **job} if isinstance(job, dict) else job for job in jobs]
+        found["job"] = [{"worker": worker, **job} if _has_worker(job) else job for job in jobs]
     try:
         # In JSON's rules a text is an arm and a list is a tuple, but true is no number, nor is "2".
         suite = Suite.model_validate_json(json.dumps(found, default=str), strict=True)
@@ -143,6 +187,11 @@ def read_suite(path: Path) -> Suite:
     for number, job in enumerate(suite.jobs):
         _check_job(path, text, number, job)
     return suite
+
+
+def _has_worker(job: object) -> bool:
+    """Whether a job, as the file has it, is one of a worker: collectives need none."""
+    return isinstance(job, dict) and job.get("kind") != RunKind.COLLECTIVES
 
 
 def _read(path: Path) -> str:
@@ -258,7 +307,7 @@ def _check_names(path: Path, text: str, suite: Suite) -> None:
 
 def _check_job(path: Path, text: str, number: int, job: Job) -> None:
     """Check what only the catalogue and the plans know, before the first job has started."""
-    if job.worker not in WORKERS:
+    if not isinstance(job, CollectivesJob) and job.worker not in WORKERS:
         own = "worker" in tomllib.loads(text)["job"][number]
         loc = ("job", number, "worker") if own else ("worker",)
         raise _error(path, text, loc, "no such worker", f"Choose from {', '.join(WORKERS)}.")
@@ -267,6 +316,11 @@ def _check_job(path: Path, text: str, number: int, job: Job) -> None:
             StartupPlan(job.arms, job.repeats, job.cold_repeats, sleep_levels=job.sleep_levels)
         elif isinstance(job, FaultJob):
             FaultPlan(job.faults, job.recoveries, job.repeats, job.controls)
+        elif isinstance(job, FanoutJob):
+            FanoutPlan(job.widths, job.page_caches, job.repeats)
+        elif isinstance(job, CollectivesJob):
+            # How many ranks there may be, only the machine knows that measures.
+            BandwidthPlan(job.arms, job.operations, job.sizes, job.ranks, job.repeats, backend=GLOO)
     except InputError as error:
         loc = ("job", number, error.field)
         raise _error(path, text, loc, error.why, error.mend) from error
@@ -277,5 +331,7 @@ _MODELS: Final[Mapping[str, type[BaseModel]]] = {
     "fault": FaultJob,
     "snapshot": SnapshotJob,
     "compatibility": CompatibilityJob,
+    "fanout": FanoutJob,
+    "collectives": CollectivesJob,
 }
 _KINDS: Final = ", ".join(_MODELS)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from resilience_pipelines.collectives.support import GLOO, NCCL
 from resilience_pipelines.errors import InputError
 
+HEALTHY = "healthy"
+"""The arm of each backend that degrades nothing."""
 SLOW_LINK_BITS_PER_S = 200_000_000
 
 
@@ -39,7 +41,7 @@ _NO_P2P = {"NCCL_P2P_DISABLE": "1"}
 _NO_SHM = {"NCCL_SHM_DISABLE": "1"}
 
 ARMS: Sequence[BandwidthArm] = (
-    BandwidthArm("healthy", NCCL, "as NCCL chooses, with NVLink multicast off"),
+    BandwidthArm(HEALTHY, NCCL, "as NCCL chooses, with NVLink multicast off"),
     BandwidthArm("p2p_off", NCCL, "no peer-to-peer access", _NO_P2P, transports=("SHM",)),
     BandwidthArm("shm_off", NCCL, "no shared host memory", _NO_SHM),
     BandwidthArm(
@@ -55,7 +57,7 @@ ARMS: Sequence[BandwidthArm] = (
     BandwidthArm("algo_tree", NCCL, "trees, where a collective has any", {"NCCL_ALGO": "Tree"}),
     BandwidthArm("proto_simple", NCCL, "the protocol Simple", {"NCCL_PROTO": "Simple"}),
     BandwidthArm("proto_ll", NCCL, "the protocol LL", {"NCCL_PROTO": "LL"}),
-    BandwidthArm("healthy", GLOO, "loopback of one node"),
+    BandwidthArm(HEALTHY, GLOO, "loopback of one node"),
     BandwidthArm("bridge", GLOO, "a namespace for each rank, joined by a bridge", bridged=True),
     BandwidthArm(
         "slow_link", GLOO, "the same, each link limited to 200 Mbit/s",

@@ -63,6 +63,12 @@ class BandwidthPlan:
     def __post_init__(self) -> None:
         if self.ranks is not None and self.ranks < 1:
             raise InputError("ranks", self.ranks, "there is no such job", mend="Give 1 or more.")
+        for name, listed in (("operations", self.operations), ("sizes", self.sizes)):
+            if len(set(listed)) != len(listed):
+                raise InputError(
+                    name, [str(item) for item in listed], "each has to be named once",
+                    mend="Leave out what is there twice; repeats measures all of it again.",
+                )  # fmt: skip
         for size in self.sizes:
             if size < 1024:
                 raise InputError(

@@ -67,6 +67,11 @@ class FanoutPlan:
                 "a wave can begin with a cold or a warm page cache",
                 mend="Give cold, warm or both.",
             )  # fmt: skip
+        if len(set(self.page_caches)) != len(self.page_caches):
+            raise InputError(
+                "page_caches", [str(item) for item in self.page_caches],
+                "each has to be named once", mend="Give cold, warm or both.",
+            )  # fmt: skip
         if self.repeats < 1:
             raise InputError(
                 "repeats", self.repeats, "nothing would be measured", mend="Give 1 or more."

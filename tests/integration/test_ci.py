@@ -9,6 +9,9 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from resilience_pipelines.workers.space import SpaceSupport
+from tests.integration.fault_support import NEEDS_TORCH
+
 SUITE = """
 name = "small gate"
 
@@ -25,6 +28,27 @@ kind = "fault"
 faults = ["worker_killed"]
 recoveries = ["warm_cache"]
 max_recover_s = 600
+"""
+
+OTHERS = """
+name = "other jobs"
+
+[[job]]
+name = "comes back together"
+kind = "fanout"
+widths = [2]
+page_caches = ["warm"]
+repeats = 1
+max_wave_s = { 2 = 600 }
+
+[[job]]
+name = "talks"
+kind = "collectives"
+arms = ["healthy"]
+operations = ["all_reduce"]
+sizes = [65536]
+repeats = 1
+min_busbw_bytes_per_s = { all_reduce = 1 }
 """
 
 
@@ -51,6 +75,19 @@ def test_a_suite_that_passes(tmp_path: Path) -> None:
     assert {"warm_cache 1", "warm_cache 2", "median of sleep_wake"} <= names
     assert {"recovery from worker_killed", "worker_killed, control 1"} <= names
     assert (tmp_path / "summary.md").read_text().startswith("## small gate: pass\n")
+
+
+@NEEDS_TORCH
+def test_waves_of_restores_and_collectives_pass_where_they_keep_their_limits(
+    tmp_path: Path, support: SpaceSupport, criu: object
+) -> None:
+    done = run(tmp_path, OTHERS)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert [job["verdict"] for job in found["jobs"]] == ["pass"] * 2
+    names = {case.get("name") for case in ET.parse(tmp_path / "junit.xml").iter("testcase")}
+    assert "wave of 2 at once, page cache warm" in names
+    assert {"all_reduce healthy 65536 bytes 1", "bus bandwidth of all_reduce"} <= names
 
 
 def test_a_limit_and_a_baseline_that_is_not_there_decide(tmp_path: Path) -> None:

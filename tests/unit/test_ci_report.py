@@ -14,10 +14,23 @@ import pytest
 from resilience_pipelines.api import Result
 from resilience_pipelines.ci.junit import to_junit
 from resilience_pipelines.ci.run import JobReport, Status, SuiteReport, SuiteVerdict, cases_of
-from resilience_pipelines.ci.suite import FaultJob, Job, StartupJob, Suite
+from resilience_pipelines.ci.suite import (
+    CollectivesJob,
+    FanoutJob,
+    FaultJob,
+    Job,
+    StartupJob,
+    Suite,
+)
 from resilience_pipelines.ci.summary import MOST_PROBLEMS, to_markdown
 from resilience_pipelines.errors import InputError, UnsupportedError
-from resilience_pipelines.records import Arm, RunKind, StartupMeasurement, Verdict
+from resilience_pipelines.records import (
+    Arm,
+    CollectiveOperation,
+    PageCache,
+    StartupMeasurement,
+    Verdict,
+)
 from resilience_pipelines.trends.comparison import Comparison, UpgradeVerdict
 from resilience_pipelines.upgrades import Upgrade
 from resilience_pipelines.warehouse.landing import read_landing
@@ -33,8 +46,7 @@ def suite(*jobs: Job) -> Suite:
 
 def report(tmp_path: Path, job: Job, **parts: Any) -> JobReport:
     """A job's report, from a record that was landed and read again."""
-    kind = RunKind.FAULT if parts.get("faults") else RunKind.STARTUP
-    record = FACTORY.record(kind, **parts)
+    record = FACTORY.record(job.kind, **parts)
     home = make_home(tmp_path / record.run_id)
     result = Result(read_landing(land(home.landing, record)))
     return JobReport(job, NOW, 1.0, result, cases=cases_of(job, result))
@@ -126,6 +138,79 @@ def test_a_recovery_above_its_limit_fails(tmp_path: Path) -> None:
     assert (
         report(tmp_path, job, faults=[FACTORY.fault("worker_killed")]).verdict is SuiteVerdict.FAIL
     )
+
+
+WAVES = FanoutJob(name="w", widths=(1, 2), page_caches=(PageCache.WARM,), max_wave_s={2: 3.0})
+
+
+@pytest.mark.parametrize(
+    ("totals", "found", "verdict"),
+    [
+        ((2.0, 2.9), PageCache.WARM, SuiteVerdict.PASS),
+        ((2.0, 3.1), PageCache.WARM, SuiteVerdict.FAIL),
+        ((2.0, None), PageCache.WARM, SuiteVerdict.FAIL),
+        ((2.0, 2.9), PageCache.MIXED, SuiteVerdict.NOT_ENOUGH_DATA),
+        ((), PageCache.WARM, SuiteVerdict.NOT_ENOUGH_DATA),
+    ],
+)
+def test_a_wave_counts_where_it_began_as_asked_and_all_of_it_came_back(
+    tmp_path: Path, totals: Sequence[float | None], found: PageCache, verdict: SuiteVerdict
+) -> None:
+    waves = [*FACTORY.fanout(1, [1.0]), *FACTORY.fanout(2, totals, found=found)]
+    assert report(tmp_path, WAVES, fanout=waves).verdict is verdict
+
+
+def test_a_wave_without_room_says_so(tmp_path: Path) -> None:
+    why = {"2 restores at once": "no memory"}
+    found = report(tmp_path, WAVES, fanout=FACTORY.fanout(1, [1.0]), unsupported=why)
+    assert found.undecided == (
+        "2 at once, page cache warm", "wave of 2 at once, page cache warm",
+    )  # fmt: skip
+    assert "no memory" in [case.detail for case in found.cases]
+
+
+TALK = CollectivesJob(
+    name="t", operations=(CollectiveOperation.ALL_REDUCE,), sizes=(2**20,), arms=("healthy",),
+    min_busbw_bytes_per_s={CollectiveOperation.ALL_REDUCE: 1e9},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ((0.9e9, 1.1e9, 1.2e9), SuiteVerdict.PASS),
+        ((0.8e9, 0.9e9, 1.2e9), SuiteVerdict.FAIL),
+        ((1.1e9, None), SuiteVerdict.FAIL),
+        ((), SuiteVerdict.NOT_ENOUGH_DATA),
+    ],
+)
+def test_a_bandwidth_is_the_median_of_the_healthy_arm_at_the_largest_size(
+    tmp_path: Path, rates: Sequence[float | None], verdict: SuiteVerdict
+) -> None:
+    job = TALK.model_copy(update={"sizes": (2**10, 2**20)})
+    found = [
+        *(FACTORY.collective(repeat=n, busbw=rate) for n, rate in enumerate(rates)),
+        *(FACTORY.collective(repeat=n, busbw=1.0, size=2**10) for n in range(5) if rates),
+    ]
+    assert report(tmp_path, job, collectives=found).verdict is verdict
+
+
+def test_an_arm_that_this_machine_has_not_lacks_data(tmp_path: Path) -> None:
+    job = TALK.model_copy(update={"arms": ("healthy", "p2p_off")})
+    why = {"arm p2p_off": "The backend gloo has no such arm."}
+    found = report(tmp_path, job, collectives=[FACTORY.collective()], unsupported=why)
+    assert (found.undecided, found.verdict) == (("p2p_off",), SuiteVerdict.NOT_ENOUGH_DATA)
+
+
+def test_each_measurement_is_a_case_of_its_own(tmp_path: Path) -> None:
+    waves = [wave for n in range(2) for wave in FACTORY.fanout(2, [1.0, 2.0], repeat=n)]
+    talk = [FACTORY.collective(repeat=n) for n in range(2)]
+    for found in (
+        report(tmp_path / "w", WAVES, fanout=waves),
+        report(tmp_path / "t", TALK, collectives=talk),
+    ):
+        names = [case.name for case in found.cases]
+        assert len(names) == len(set(names))
 
 
 def upgrade(verdict: UpgradeVerdict) -> Upgrade:

@@ -9,8 +9,8 @@ import pytest
 from resilience_pipelines.ci.suite import StartupJob, read_suite, spec_of
 from resilience_pipelines.ci.toml_lines import line_of
 from resilience_pipelines.errors import InputError
-from resilience_pipelines.job_spec import FaultSpec, StartupSpec
-from resilience_pipelines.records import Arm
+from resilience_pipelines.job_spec import CollectiveSpec, FanoutSpec, FaultSpec, StartupSpec
+from resilience_pipelines.records import Arm, CollectiveOperation, PageCache
 
 SUITE = """\
 # A gate for drivers.
@@ -39,6 +39,26 @@ baseline = "latest"
 max_slowdown = 0.1
 """
 
+MORE = """\
+name = "gate"
+
+[[job]]
+name = "comes back together"
+kind = "fanout"
+widths = [1, 8]
+page_caches = ["warm"]
+repeats = 2
+max_wave_s = { 8 = 20.0 }
+
+[[job]]
+name = "talks"
+kind = "collectives"
+arms = ["healthy", "slow_link"]
+operations = ["all_reduce"]
+sizes = [65536]
+min_busbw_bytes_per_s = { all_reduce = 1e8 }
+"""
+
 
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "suite.toml"
@@ -59,6 +79,61 @@ def test_a_suite_is_read_and_its_jobs_are_specifications(tmp_path: Path) -> None
     )
     assert suite.compare is not None
     assert suite.compare.max_slowdown == 0.1
+
+
+def test_waves_and_collectives_are_jobs_too(tmp_path: Path) -> None:
+    text = MORE.replace('name = "gate"\n', 'name = "gate"\nworker = "vllm"\n')
+    waves, collectives = read_suite(write(tmp_path, text)).jobs
+    assert spec_of(waves) == FanoutSpec(
+        worker="vllm", widths=(1, 8), page_caches=(PageCache.WARM,), repeats=2
+    )
+    assert spec_of(collectives) == CollectiveSpec(
+        arms=("healthy", "slow_link"), operations=(CollectiveOperation.ALL_REDUCE,), sizes=(65536,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "field", "words"),
+    [
+        ("widths = [1, 8]", "widths = [8, 8]", 6, "job[1].widths", "named once"),
+        ("widths = [1, 8]", "widths = [0, 8]", 6, "job[1].widths[1]", "equal to 1"),
+        ("widths = [1, 8]", 'widths = "1,8"', 6, "job[1].widths", "list"),
+        ("widths = [1, 8]", "width = 8", 6, "job[1].width", "mean widths?"),
+        ('["warm"]', '["mixed"]', 7, "job[1].page_caches", "cold or a warm"),
+        ('["warm"]', '["warm", "warm"]', 7, "job[1].page_caches", "named once"),
+        ('["warm"]', '["hot"]', 7, "job[1].page_caches[1]", "'warm'"),
+        ("repeats = 2", "repeats = 0", 8, "job[1].repeats", "equal to 1"),
+        ("repeats = 2", "snapshot = 3", 8, "job[1].snapshot", "string"),
+        ("{ 8 = 20.0 }", "{ 4 = 20.0 }", 9, "job[1].max_wave_s", "widths does not"),
+        ("{ 8 = 20.0 }", "{ 8 = 0 }", 9, "job[1].max_wave_s.8", "greater than 0"),
+        ("{ 8 = 20.0 }", "{ eight = 1 }", 9, "job[1].max_wave_s.eight", "integer"),
+        ("{ 8 = 20.0 }", "20.0", 9, "job[1].max_wave_s", "be a table"),
+        ('"slow_link"', '"slow_lnk"', 14, "job[2].arms", "slow_link"),
+        ('"healthy", ', "", 17, "job[2].min_busbw_bytes_per_s", "healthy, which arms"),
+        ('["all_reduce"]', '["all_gather"]', 17, "job[2].min_busbw_bytes_per_s", "all_reduce"),
+        ('["all_reduce"]', '["allreduce"]', 15, "job[2].operations[1]", "'all_reduce'"),
+        ('["all_reduce"]', "[]", 15, "job[2].operations", "at least 1"),
+        ('["all_reduce"]', '["all_reduce", "all_reduce"]', 15, "job[2].operations", "named once"),
+        ("[65536]", "[65536, 65536]", 16, "job[2].sizes", "named once"),
+        ("[65536]", "[1]", 16, "job[2].sizes[1]", "1024"),
+        ("sizes = [65536]", "ranks = 0", 16, "job[2].ranks", "equal to 1"),
+        ("sizes = [65536]", 'worker = "vllm"', 16, "job[2].worker", "'collectives'"),
+        ("sizes = [65536]", "port = 1", 16, "job[2].port", "no such field"),
+        ("= 1e8", '= "fast"', 17, "job[2].min_busbw_bytes_per_s.all_reduce", "number"),
+        ("= 1e8", "= -1", 17, "job[2].min_busbw_bytes_per_s.all_reduce", "greater than 0"),
+        ("{ all_", "{ al_", 17, "job[2].min_busbw_bytes_per_s.al_reduce", "'all_reduce'"),
+        ("min_busbw_bytes", "max_busbw_bytes", 17, "job[2].max_busbw_bytes_per_s", "mean min_"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_waves_and_collectives_is_told_with_line_and_field(
+    tmp_path: Path, right: str, wrong: str, line: int, field: str, words: str
+) -> None:
+    assert right in MORE
+    path = write(tmp_path, MORE.replace(right, wrong))
+    with pytest.raises(InputError) as caught:
+        read_suite(path)
+    assert caught.value.field == f"{path}:{line}: {field}"
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

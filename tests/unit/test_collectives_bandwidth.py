@@ -55,7 +55,13 @@ def test_an_arm_of_the_other_backend_is_left_out_with_the_reason() -> None:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"arms": ("fast",)}, "arms"), ({"sizes": (1023,)}, "sizes"), ({"ranks": 0}, "ranks")],
+    [
+        ({"arms": ("fast",)}, "arms"),
+        ({"sizes": (1023,)}, "sizes"),
+        ({"sizes": (2048, 2048)}, "sizes"),
+        ({"operations": (CollectiveOperation.ALL_REDUCE,) * 2}, "operations"),
+        ({"ranks": 0}, "ranks"),
+    ],
 )
 def test_what_can_not_be_measured_is_refused(options: dict[str, object], field: str) -> None:
     with pytest.raises(InputError, match=field):

@@ -45,6 +45,7 @@ def test_every_width_meets_every_page_cache_in_every_repeat() -> None:
         ("widths", {"widths": (2, 2)}),
         ("page_caches", {"page_caches": ()}),
         ("page_caches", {"page_caches": (PageCache.MIXED,)}),
+        ("page_caches", {"page_caches": (PageCache.COLD, PageCache.COLD)}),
         ("repeats", {"repeats": 0}),
     ],
 )
