@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,6 @@ def test_the_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RESILIENCE_HOME", str(tmp_path / "home"))
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "resilience").write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m resilience_pipelines.cli "$@"\n'
-    )
-    (commands / "resilience").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     assert len(BLOCKS) == 4
     names: dict[str, Any] = {}
     for block in BLOCKS:
