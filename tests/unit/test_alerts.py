@@ -13,7 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from resilience_pipelines.alerts import EMAIL, SLACK, SMTP, WEBHOOK, Alert, AlertError, send
+from resilience_pipelines.alerts import (
+    EMAIL,
+    SLACK,
+    SMTP,
+    WEBHOOK,
+    Alert,
+    AlertError,
+    send,
+    send_all,
+)
 from resilience_pipelines.alerts import channels as named_channels
 from resilience_pipelines.errors import InputError, ResilienceError
 
@@ -114,6 +123,19 @@ def test_a_webhook_gets_everything_as_json(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(WEBHOOK, address)
         send("webhook", ALERT)
     assert got == [{"title": ALERT.title, "reasons": ["slower", "fails"], "verdict": "not_safe"}]
+
+
+def test_a_channel_that_fails_keeps_nobody_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InputError, match=WEBHOOK):
+        send_all([ALERT])
+    with http_server(500) as (refusing, _), http_server(200) as (taking, got):
+        monkeypatch.setenv(WEBHOOK, refusing)
+        monkeypatch.setenv(SLACK, taking)
+        failed = send_all([ALERT, ALERT])
+    assert [channel for channel, _ in failed] == ["webhook"] * 2
+    assert len(got) == 2
 
 
 def test_slack_gets_text_in_which_nothing_is_markup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,16 @@ def test_anything_else_is_refused_with_the_field(content: bytes, field: str) -> 
     assert refused.value.field == field
 
 
+def test_an_experiment_of_several_has_to_be_named() -> None:
+    factory = RecordFactory(2)
+    runs = [factory.fault("worker_hung", repeat) for repeat in range(2)]
+    record = factory.record(RunKind.FAULT, faults=runs)
+    for measurement in (None, "nothing"):
+        with pytest.raises(InputError, match=runs[1].measurement_id) as refused:
+            make_journal(record, measurement)
+        assert refused.value.field == "measurement"
+
+
 def test_the_command_exports_a_plan_and_a_result_and_imports_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

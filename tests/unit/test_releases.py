@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from resilience_pipelines.errors import CorruptError, DeadlineError, InputError, ResilienceError
 from resilience_pipelines.home import Home, open_home
+from resilience_pipelines.release_survey import refresh_feeds
 from resilience_pipelines.releases import fetch as fetching
 from resilience_pipelines.releases import ledger
 from resilience_pipelines.releases.catalogue import FEEDS, Feed
@@ -348,3 +349,18 @@ def test_what_is_remembered_is_plain_json(home: Home) -> None:
     assert [item["version"] for item in content["releases"]] == [
         "570.86.15", "570.9.1", "470.256.02",
     ]  # fmt: skip
+
+
+def test_a_feed_that_fails_does_not_keep_the_others_from_being_read(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESILIENCE_FEED_VLLM", (DATA / "missing.atom").as_uri())
+    monkeypatch.setenv("RESILIENCE_FEED_DRIVER", (DATA / "drivers.json").as_uri())
+    told: list[str] = []
+    done, failed = refresh_feeds(home, ["vllm", "driver"], told.append)
+    assert (list(failed), [item.feed for item in done]) == (["vllm"], ["driver"])
+    assert len(told) == 2
+    assert remembered(home, "driver").releases
+    with pytest.raises(InputError, match="no such feed"):
+        refresh_feeds(home, ["driver", "nope"], told.append)
+    assert len(told) == 2, "nothing was read"
