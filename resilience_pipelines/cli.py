@@ -19,16 +19,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from resilience_pipelines import (
-    __version__,
-    cli_faults,
-    cli_results,
-    cli_run,
-    cli_snapshots,
-)
-from resilience_pipelines import (
-    demo as main_job,
-)
+from resilience_pipelines import __version__, cli_faults, cli_results, cli_run, cli_snapshots
 from resilience_pipelines.answers import write_file
 from resilience_pipelines.cli_common import (
     HomeOption,
@@ -43,6 +34,7 @@ from resilience_pipelines.cli_common import (
     tell,
 )
 from resilience_pipelines.cli_tables import print_record
+from resilience_pipelines.demo import FAULTS, run_demo
 from resilience_pipelines.errors import InputError, ResilienceError
 from resilience_pipelines.home import open_home
 
@@ -51,18 +43,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-kubernetes_app = typer.Typer()
-for name, group, about in (
-    ("faults", cli_faults.app, "Fault experiments as files of Chaos Toolkit, out and in."),
-    ("kubernetes", kubernetes_app, "Jobs on a Kubernetes cluster (docs/kubernetes.md)."),
-    ("run", cli_run.app, "Measure: run a benchmark job and land its results."),
-    (
-        "snapshot",
-        cli_snapshots.app,
-        "Take, look at, check, restore and remove snapshots of workers.",
-    ),
-):
-    app.add_typer(group, name=name, help=about, no_args_is_help=True)
+kubernetes_app = typer.Typer(help="Jobs on a Kubernetes cluster (docs/kubernetes.md).")
+app.add_typer(cli_faults.app, name="faults", no_args_is_help=True)
+app.add_typer(kubernetes_app, name="kubernetes", no_args_is_help=True)
+app.add_typer(cli_run.app, name="run", no_args_is_help=True)
+app.add_typer(cli_snapshots.app, name="snapshot", no_args_is_help=True)
 app.add_typer(cli_results.app)
 
 
@@ -202,12 +187,12 @@ def demo(
     fault_repeats: Annotated[int, typer.Option(help="Experiments of each fault.")] = 1,
     faults: Annotated[
         str, typer.Option(help="Faults, separated by commas; '' for all of the catalogue.")
-    ] = ",".join(main_job.FAULTS),
+    ] = ",".join(FAULTS),
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole main job on this machine through Dagster, and say what came out of it."""
-    done = main_job.run_demo(
+    done = run_demo(
         open_home(home),
         repeats=repeats,
         fault_repeats=fault_repeats,

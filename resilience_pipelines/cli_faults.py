@@ -23,7 +23,7 @@ from resilience_pipelines.cli_common import (
 )
 from resilience_pipelines.home import open_home
 
-app = typer.Typer()
+app = typer.Typer(help="Fault experiments as files of Chaos Toolkit, out and in.")
 
 
 @app.command("export")

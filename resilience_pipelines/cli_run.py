@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Job = Benchmark | Experiment | Snapshot | Compatibility | Fanout | Collectives
 
-app = typer.Typer()
+app = typer.Typer(help="Measure: run a benchmark job and land its results.")
 
 
 @app.command("startup")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from resilience_pipelines.records import RunRecord
     from resilience_pipelines.snapshots.stores import Store
 
-app = typer.Typer()
+app = typer.Typer(help="Take, look at, check, restore and remove snapshots of workers.")
 
 CONFIGURED = "configured"
 """The value of `--repository` that means the one of the settings."""
