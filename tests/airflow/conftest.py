@@ -25,6 +25,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 START_DEADLINE_S = 240.0
 
+FEED = """<?xml version="1.0" encoding="UTF-8"?>
+<feed xmlns="http://www.w3.org/2005/Atom">
+  <entry><title>v{release}</title><updated>2026-02-01T00:00:00Z</updated>
+    <link rel="alternate" href="https://example.org/criu/releases/tag/v{release}"/></entry>
+  <entry><title>v0.1</title><updated>2020-01-01T00:00:00Z</updated>
+    <link rel="alternate" href="https://example.org/criu/releases/tag/v0.1"/></entry>
+</feed>
+"""
+
 try:
     import airflow  # noqa: F401
 except ImportError:
@@ -75,6 +84,8 @@ class Platform:
     home: Path
     port: int
     partition: str
+    release: str
+    """The newest release of CRIU, as the feed has it: the one that this machine has."""
 
     @property
     def connection(self) -> str:
@@ -115,6 +126,11 @@ def platform() -> Iterator[Platform]:
                 env=os.environ | env, cwd=ROOT, capture_output=True, timeout=120, check=True,
             ).stdout
         )  # fmt: skip
+        release = stack["criu_version"]
+        assert release, "this machine has no CRIU: `make setup` gets one"
+        feed = base / "criu.atom"
+        feed.write_text(FEED.format(release=release))
+        env["RESILIENCE_FEED_CRIU"] = feed.as_uri()
         log = base / "dagster.log"
         command = [
             python, "-m", "dagster", "dev", "-m", "resilience_pipelines.definitions",
@@ -135,7 +151,7 @@ def platform() -> Iterator[Platform]:
 
             wait_for(serves, START_DEADLINE_S, process)
             labels = (stack["hardware_label"], stack["software_label"])
-            yield Platform(home, port, "|".join(labels))
+            yield Platform(home, port, "|".join(labels), release)
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
@@ -155,6 +171,9 @@ def airflow_home(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -
         "QUALIFY_PARTITION": platform.partition,
         "QUALIFY_REPEATS": "1",
         "QUALIFY_ARMS": "warm_cache",
+        # A machine of any kind has CRIU; others may have measured its release before.
+        "QUALIFY_FEED": "criu",
+        "QUALIFY_STATES": "available,running,measured",
         "PYTHONPATH": str(ROOT),
     }
     (home / "dags").mkdir()

@@ -150,13 +150,28 @@ def test_the_example_qualifies_this_machine_and_lets_the_rollout_through(
     path = write_dag(airflow_home, "qualify_driver", EXAMPLE.read_text())
     found = run_dag(path, "qualify_driver")
     assert "startup_measurements: " in found["log"], found["log"][-5000:]
-    assert set(found["states"]) == {"read_machine", "qualify", "gate", "roll_out"}
+    assert set(found["states"]) == {
+        "read_releases", "new_release", "read_machine", "qualify", "gate", "roll_out",
+    }  # fmt: skip
+    assert found["xcom"]["new_release.return_value"] == platform.release
     outcome = found["xcom"]["qualify.return_value"]
     assert outcome["partitions"] == {"startup_measurements": platform.partition}
     assert outcome["figures"]["startup_measurements"]
     assert outcome["verdict"] in ("pass", "warn")
     expected = "success" if outcome["verdict"] == "pass" else "skipped"
     assert found["states"]["roll_out"] == expected
+    assert found["state"] == "success"
+
+
+def test_the_example_skips_all_of_it_where_no_release_is_new(
+    platform: Platform, airflow_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUALIFY_STATES", "incompatible")
+    found = run_dag(
+        write_dag(airflow_home, "qualify_driver", EXAMPLE.read_text()), "qualify_driver"
+    )
+    assert found["states"].pop("read_releases") == "success"
+    assert set(found["states"].values()) == {"skipped"}
     assert found["state"] == "success"
 
 
