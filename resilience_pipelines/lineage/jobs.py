@@ -41,8 +41,13 @@ def _facts(landed: LandedRun, home: Home) -> Facts:
         "platform_commit": record.platform_commit,
     }
     taken = [item.snapshot_id for item in record.snapshots]
+    restored = [
+        *(trial.snapshot_id for trial in record.compatibility),
+        *(restore.snapshot_id for restore in record.fanout),
+        *(start.snapshot_id for start in record.startups),
+    ]
     return Facts(
-        inputs=_images(home, [item.snapshot_id for item in record.compatibility]),
+        inputs=_images(home, [name for name in restored if name not in taken]),
         outputs=(folder_of(landed.folder), *_images(home, taken)),
         tags={name: value for name, value in tags.items() if value is not None},
     )

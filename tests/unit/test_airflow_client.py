@@ -164,6 +164,13 @@ def test_a_question_is_asked_again_when_its_answer_got_lost(first: Reply) -> Non
     assert len(server.asked) == 3
 
 
+def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_was_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/graphql"
+        with pytest.raises(DagsterError, match="ReadTimeout"):
+            Dagster(Endpoint(url, timeout_s=0.05, retries=1)).runs_with_tag("a", "b")
+
+
 def test_retries_end() -> None:
     with Server(lambda _: (503, "busy")) as server:
         endpoint = replace(server.endpoint(), retries=1)
@@ -317,6 +324,24 @@ def test_a_file_of_cas_is_used_and_checking_can_be_turned_off(
     for verify in (str(certificate), False):
         endpoint = replace(tls_server.endpoint("https"), verify=verify)
         assert Dagster(endpoint).runs_with_tag("a", "b") == []
+
+
+def test_a_server_that_wants_to_know_who_asks_gets_the_clients_certificate(
+    certificate: Path,
+) -> None:
+    server = Server(no_runs)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, f"{certificate}.key")
+    context.load_verify_locations(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    with server:
+        nobody = replace(server.endpoint("https"), verify=str(certificate), retries=0)
+        with pytest.raises(DagsterError):
+            Dagster(nobody).runs_with_tag("a", "b")
+        known = replace(nobody, cert=(str(certificate), f"{certificate}.key"))
+        assert Dagster(known).runs_with_tag("a", "b") == []
+    assert len(server.asked) == 1
 
 
 def test_a_file_of_cas_that_is_not_there_is_told() -> None:

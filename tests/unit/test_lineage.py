@@ -120,16 +120,27 @@ def test_a_job_tells_what_it_landed_and_kept(
     assert "secret" not in json.dumps(end)
 
 
-def test_a_restored_snapshot_is_what_a_job_read(
+def test_a_restored_snapshot_is_what_a_job_read_unless_it_took_it_itself(
     told: Callable[[], list[dict[str, Any]]], home: Home
 ) -> None:
     made = RecordFactory(2)
-    trial = made.compatibility_trial()
-    record = made.startup_record(repeats=1).model_copy(update={"compatibility": (trial,)})
-    (home.snapshots / trial.snapshot_id).mkdir()
+    record = made.startup_record(repeats=1)
+    own = str(record.snapshots[0].snapshot_id)
+    read = ["snapshot-b", "snapshot-c", "snapshot-d"]
+    restored = [made.compatibility_trial(), *made.fanout(1, [1.0]), record.startups[0]]
+    trial, wave, start = (
+        item.model_copy(update={"snapshot_id": name})
+        for item, name in zip(restored, read, strict=True)
+    )
+    again = record.startups[1].model_copy(update={"snapshot_id": own})
+    record = record.model_copy(
+        update={"compatibility": (trial,), "fanout": (wave,), "startups": (start, again)}
+    )
+    for name in (*read, own):
+        (home.snapshots / name).mkdir()
     with job_lineage(StartupSpec(), home) as landed:
         landed(read_landing(land(home.landing, record)))
-    assert names(told()[-1]["inputs"]) == [("file", str(home.snapshots / trial.snapshot_id))]
+    assert names(told()[-1]["inputs"]) == [("file", str(home.snapshots / name)) for name in read]
 
 
 def test_a_job_that_fails_is_told_with_its_reason_and_one_that_is_ended_is_not_a_failure(
