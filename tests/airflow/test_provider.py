@@ -66,6 +66,33 @@ with DAG("direct", schedule=None) as dag:
     )
 """
 
+POD = """
+from airflow.sdk import DAG
+from resilience_pipelines.airflow.operators import ResilienceJobOperator
+
+with DAG("pod", schedule=None) as dag:
+    ResilienceJobOperator(
+        task_id="measure", arguments=["run", "startup"], executable={executable!r}, home={home!r},
+        launcher="kubernetes",
+    )
+"""
+
+CLUSTER = """
+import sys
+from pathlib import Path
+from resilience_pipelines.launchers.choice import SETTINGS_FILE
+from tests.integration.test_kubernetes_setting import toml
+from tests.support.fake_kubernetes.cluster import fake_cluster
+
+with fake_cluster(Path(sys.argv[1])) as cluster:
+    cluster.stand_in()
+    settings = cluster.settings().model_dump(mode="json")
+    (cluster.home.root / SETTINGS_FILE).write_text(toml(settings))
+    print(cluster.home.root, flush=True)
+    sys.stdin.read()
+    assert cluster.left() == []
+"""
+
 VERDICT = """
 from airflow.sdk import DAG
 from resilience_pipelines.airflow.operators import DagsterMaterializeOperator
@@ -136,6 +163,15 @@ def run_dag(path: Path, name: str) -> dict[str, Any]:
     return {**json.loads(lines[-1].removeprefix("RESULT ")), "log": done.stdout + done.stderr}
 
 
+def command(airflow_home: Path) -> str:
+    """The `resilience` of the platform's own environment, by its path."""
+    executable = airflow_home / "resilience"
+    python = os.environ["RESILIENCE_PYTHON"]
+    executable.write_text(f'#!/bin/sh\nexec "{python}" -m resilience_pipelines.cli "$@"\n')
+    executable.chmod(0o755)
+    return str(executable)
+
+
 def test_airflow_knows_the_provider(airflow_home: Path) -> None:
     done = subprocess.run(
         ["airflow", "providers", "list", "--output", "json"],
@@ -178,11 +214,7 @@ def test_the_example_skips_all_of_it_where_no_release_is_new(
 def test_a_job_runs_without_dagster_and_one_that_is_refused_fails(
     platform: Platform, airflow_home: Path
 ) -> None:
-    executable = airflow_home / "resilience"
-    python = os.environ["RESILIENCE_PYTHON"]
-    executable.write_text(f'#!/bin/sh\nexec "{python}" -m resilience_pipelines.cli "$@"\n')
-    executable.chmod(0o755)
-    text = DIRECT.format(executable=str(executable), home=str(platform.home))
+    text = DIRECT.format(executable=command(airflow_home), home=str(platform.home))
     found = run_dag(write_dag(airflow_home, "direct", text), "dag")
     assert found["states"] == {"measure": "success", "refused": "failed"}
     outcome = found["xcom"]["measure.return_value"]
@@ -190,6 +222,29 @@ def test_a_job_runs_without_dagster_and_one_that_is_refused_fails(
     assert [item["arm"] for item in outcome["startups"]] == ["warm_cache"]
     assert (Path(outcome["folder"]) / "run.json").is_file()
     assert "repeats = 0" in found["log"]
+
+
+def test_a_job_runs_as_a_pod_of_a_cluster(airflow_home: Path, tmp_path: Path) -> None:
+    """The cluster is the fake of its API; what the pod measures is simulated, and says so."""
+    with Popen(
+        [os.environ["RESILIENCE_PYTHON"], "-c", CLUSTER, str(tmp_path)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as cluster:  # fmt: skip
+        try:
+            assert cluster.stdin is not None
+            assert cluster.stdout is not None
+            home = cluster.stdout.readline().strip()
+            text = POD.format(executable=command(airflow_home), home=home)
+            found = run_dag(write_dag(airflow_home, "pod", text), "dag")
+            cluster.stdin.close()
+            assert cluster.wait(60) == 0, "something of the job was left on the cluster"
+        finally:
+            cluster.kill()
+    assert found["states"] == {"measure": "success"}, found["log"][-5000:]
+    outcome = found["xcom"]["measure.return_value"]
+    record = json.loads((Path(outcome["folder"]) / "run.json").read_text())
+    assert (outcome["exit_code"], record["launcher"]) == (0, "kubernetes")
+    assert Path(outcome["folder"]).is_relative_to(home)
 
 
 def test_a_new_verdict_is_sensed_and_an_old_one_is_not(
