@@ -262,7 +262,7 @@ def _facts(given: Sequence[str]) -> dict[str, str]:
         name, equals, value = item.partition("=")
         if not equals:
             raise InputError(
-                "--fact", item, "it has to be FIELD=VALUE", mend="For example gpu_sku='NVIDIA H200'."
+                "--fact", item, "it has to be FIELD=VALUE", mend="For example gpu_sku=H200."
             )
         facts[name] = value
     return facts
