@@ -1,7 +1,7 @@
 """The asset `releases`: which versions of drivers, engines and tools there are.
 
 What belongs here: the asset and its configuration. What does not: reading feeds and drawing states
-(`resilience_pipelines.releases`), and when they are read (`schedules`).
+(`resilience_pipelines.release_survey`), and when they are read (`schedules`).
 """
 
 import dagster as dg
@@ -11,11 +11,9 @@ from assets import groups
 from resilience_pipelines.dagster_io.failures import failures
 from resilience_pipelines.dagster_io.metadata import table
 from resilience_pipelines.dagster_io.resources import HomeResource
-from resilience_pipelines.errors import ResilienceError
 from resilience_pipelines.home import Home
-from resilience_pipelines.release_survey import statuses
+from resilience_pipelines.release_survey import refresh_feeds, statuses
 from resilience_pipelines.releases.catalogue import FEEDS
-from resilience_pipelines.releases.ledger import refresh
 from resilience_pipelines.releases.states import ReleaseStatus
 
 SHOWN = 12
@@ -63,10 +61,15 @@ def releases(
     """Read the feeds, and say what is new."""
     with failures():
         data_home = home.open()
-        new, failed = _refresh(context, data_home, config.feeds)
+        done, errors = refresh_feeds(data_home, config.feeds)
         found = _states(data_home, config.prereleases)
+    new = [f"{feed.feed} {release.version}" for feed in done for release in feed.new]
     for version in new:
         context.log.info(f"new release: {version}")
+    failed = {name: str(error) for name, error in errors.items()}
+    for name, why in failed.items():
+        # One project's page must not keep the others from being read.
+        context.log.warning(f"feed {name}: {why}")
     return dg.MaterializeResult(
         metadata={
             "new": dg.MetadataValue.int(len(new)),
@@ -76,30 +79,10 @@ def releases(
     )
 
 
-def _refresh(
-    context: dg.AssetExecutionContext, home: Home, feeds: list[str]
-) -> tuple[list[str], dict[str, str]]:
-    new: list[str] = []
-    failed: dict[str, str] = {}
-    for name in feeds:
-        if name not in FEEDS:
-            raise dg.Failure(
-                f"feeds: there is no feed {name!r}. Choose from {', '.join(sorted(FEEDS))}."
-            )
-        try:
-            new += [f"{name} {release.version}" for release in refresh(home, FEEDS[name]).new]
-        except ResilienceError as error:
-            # One project's page must not keep the others from being read.
-            context.log.warning(f"feed {name}: {error}")
-            failed[name] = str(error)
-    return new, failed
-
-
 def _states(home: Home, prereleases: bool) -> dict[str, list[ReleaseStatus]]:
     found: dict[str, list[ReleaseStatus]] = {name: [] for name in FEEDS}
-    for status in statuses(home):
-        if prereleases or not status.release.prerelease:
-            found[status.feed].append(status)
+    for status in statuses(home, prereleases=prereleases):
+        found[status.feed].append(status)
     return found
 
 

@@ -383,7 +383,8 @@ def snapshot_tune(
     """
     from resilience_pipelines.snapshots.stores import tune_repository
 
-    with _progress("measuring", as_json) as report:
+    names = options(snapshot_id="SNAPSHOT", candidates="--compressions", repeats="--repeats")
+    with names, _progress("measuring", as_json) as report:
         done = tune_repository(
             open_home(home),
             _address(repository),

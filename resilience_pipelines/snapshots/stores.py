@@ -201,7 +201,7 @@ def _chosen(store: SnapshotStore, snapshot_id: str | None) -> StoredSnapshot:
     newest = next(reversed(store.all()), None)
     if newest is None:
         raise InputError(
-            "SNAPSHOT", None, "the local store has none to try with",
+            "snapshot_id", None, "the local store has none to try with",
             mend="`resilience snapshot create` takes one.",
         )  # fmt: skip
     return newest

@@ -152,4 +152,4 @@ def test_a_feed_that_does_not_exist_fails_with_its_name(home: Home) -> None:
     result = materialize(home, feeds=["nope"])
     assert not result.success
     (failure,) = [e for e in result.all_events if e.is_step_failure]
-    assert "no feed 'nope'" in str(failure.event_specific_data)
+    assert "feeds = 'nope': no such feed" in str(failure.event_specific_data)
