@@ -3,48 +3,79 @@
 -- Every right start is a point of its series. A change is put down to what differs between the two
 -- stacks at its place or, since a place can be off by one, right beside it. Another data set may be
 -- another machine of the same kind, so it is a candidate too.
-{% set in_time = 'order by starts.started_at, starts.run_id, starts.measurement_id' -%}
+-- Only what stands beside a change is carried on: whole series, once for each of their changes, are
+-- more than a machine's memory where there are many runs.
+{% set of_series = 'worker, basis, hardware_key, model, arm, variant' -%}
 
-with series as (
-    select
-        starts.worker,
-        starts.basis,
-        starts.hardware_key,
-        any_value(starts.hardware_label) as hardware_label,
-        stacks.model,
-        starts.arm,
-        starts.variant,
-        list(starts.total_s {{ in_time }}) as totals_s,
-        list(starts.run_id {{ in_time }}) as runs,
-        list(starts.stack_key {{ in_time }}) as keys,
-        list(runs.data_set {{ in_time }}) as data_sets,
-        list(starts.started_at {{ in_time }}) as moments
-    from {{ ref('startup_measurements') }} as starts
+with starts as (
+    select startup_measurements.*, stacks.model, runs.data_set
+    from {{ ref('startup_measurements') }} as startup_measurements
     inner join {{ ref('stacks') }} as stacks using (stack_key)
     inner join {{ ref('stg_runs') }} as runs using (run_id)
-    where starts.result = 'right'
-    group by
-        starts.worker, starts.basis, starts.hardware_key, stacks.model, starts.arm, starts.variant
+    where startup_measurements.result = 'right'
+),
+
+points as (
+    select
+        *,
+        row_number() over (
+            partition by {{ of_series }} order by started_at, run_id, measurement_id
+        ) as place
+    from starts
+),
+
+series as (
+    select
+        {{ of_series }},
+        any_value(hardware_label) as hardware_label,
+        level_changes(list(total_s order by place), list(run_id order by place)) as changes
+    from points
+    group by {{ of_series }}
 ),
 
 found as (
+    select * exclude (changes), unnest(changes) as change from series
+),
+
+beside as (
     select
-        series.* exclude (totals_s, runs),
-        unnest(level_changes(totals_s, runs)) as change
-    from series
+        *,
+        unnest([
+            change.position - 2, change.position - 1, change.position, change.position + 1
+        ]) as place
+    from found
+),
+
+surrounded as (
+    select
+        beside.* exclude (place),
+        map_from_entries(list((points.place, points.stack_key))) as keys,
+        map_from_entries(list((points.place, points.data_set))) as data_sets,
+        map_from_entries(list((points.place, points.started_at))) as moments
+    from beside
+    inner join points
+        on
+            beside.worker = points.worker
+            and beside.basis = points.basis
+            and beside.hardware_key = points.hardware_key
+            and beside.model is not distinct from points.model
+            and beside.arm = points.arm
+            and beside.variant is not distinct from points.variant
+            and beside.place = points.place
+    group by all
 ),
 
 placed as (
     select
-        found.*,
+        surrounded.*,
         coalesce(
             list_filter(
                 [change.position, change.position - 1, change.position + 1],
-                lambda place : place between 2 and len(keys) and keys[place] <> keys[place - 1]
+                lambda place : keys[place] <> keys[place - 1]
             )[1],
             change.position
         ) as place
-    from found
+    from surrounded
 ),
 
 explained as (
