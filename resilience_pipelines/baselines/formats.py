@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from resilience_pipelines import strict_json
 from resilience_pipelines.baselines.baseline import Baseline
 from resilience_pipelines.errors import InputError
+from resilience_pipelines.go_duration import go_duration_s
 from resilience_pipelines.records import Arm
 
 MAX_BYTES: Final = 64 * 2**20
@@ -256,18 +257,13 @@ def parse_dynamo_agent_log(content: bytes, origin: Origin) -> list[Baseline]:
 
 
 _TIMING_LINE: Final = "Restore timing summary"
-_GO_TERM: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
-_GO_SECONDS: Final[Mapping[str, float]] = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0,
-}  # fmt: skip
 
 
 def _go_duration_s(text: object, where: str) -> float:
-    """Seconds of a duration as Go writes it, e.g. `1m2.5s`."""
-    terms = _GO_TERM.findall(text) if isinstance(text, str) else []
-    if not terms or "".join(amount + unit for amount, unit in terms) != text:
+    seconds = go_duration_s(text)
+    if seconds is None:
         raise _refused(where, "it has to be a duration such as 1m2.5s", text)
-    return _number(sum(float(amount) * _GO_SECONDS[unit] for amount, unit in terms), where)
+    return _number(seconds, where)
 
 
 _TO_TRAFFIC: Final = "restore.to_traffic.duration"
