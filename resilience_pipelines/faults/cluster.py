@@ -118,25 +118,22 @@ class Objects:
             return None
 
     def create(self, name: str, space: PodSpace, spec: Mapping[str, Any]) -> None:
-        """Make one that belongs to a worker's Job.
+        """Make one that belongs to a worker's Job; see `make`."""
+        labels = {TARGET_LABEL: space.name}
+        self.make(name, {"labels": labels, "ownerReferences": [owned_by_job(space)]}, spec)
+
+    def make(self, name: str, metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+        """Make one.
 
         Raises:
             ApiError: the server or an admission webhook refuses it; where no answer came it may
                 have been made.
         """
-        owner = {
-            "apiVersion": "batch/v1", "kind": "Job", "name": space.name, "uid": space.uid,
-            "blockOwnerDeletion": False, "controller": False,
-        }  # fmt: skip
+        place = {"name": name, "namespace": self._place.settings.namespace}
         body = {
             "apiVersion": f"{self._kind.group}/{self._kind.version}",
             "kind": self._kind.kind,
-            "metadata": {
-                "name": name,
-                "namespace": self._place.settings.namespace,
-                "labels": {TARGET_LABEL: space.name},
-                "ownerReferences": [owner],
-            },
+            "metadata": place | dict(metadata),
             "spec": dict(spec),
         }
         self._place.call(
@@ -190,6 +187,14 @@ class Objects:
                 mend="Read its events and the operator's log. Taking the finalizer off by force "
                 "removes the object and not the fault.",
             )
+
+
+def owned_by_job(space: PodSpace) -> dict[str, Any]:
+    """How an object says that it belongs to a worker's Job."""
+    return {
+        "apiVersion": "batch/v1", "kind": "Job", "name": space.name, "uid": space.uid,
+        "blockOwnerDeletion": False, "controller": False,
+    }  # fmt: skip
 
 
 def new_name() -> str:
