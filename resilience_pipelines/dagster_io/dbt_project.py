@@ -35,6 +35,7 @@ from resilience_pipelines.errors import DeadlineError, StorageError
 from resilience_pipelines.home import Home
 from resilience_pipelines.lineage.warehouse import build_lineage
 from resilience_pipelines.warehouse.connection import open_warehouse
+from resilience_pipelines.warehouse.dbt_process import dbt_arguments
 from resilience_pipelines.warehouse.schema import migrate
 from resilience_pipelines.warehouse.transform import (
     BUILD_DEADLINE_S,
@@ -178,10 +179,11 @@ class _Dbt(DbtCliResource):
 
 
 def _cli(project: DbtProject) -> DbtCliResource:
-    # Also where the environment's folder is not on PATH.
+    # A run that is killed can't end its dbt. Also where the environment's folder is not on PATH.
     return _Dbt(
         project_dir=str(project.project_dir),
-        dbt_executable=str(Path(sys.executable).with_name("dbt")),
+        dbt_executable=sys.executable,
+        global_config_flags=dbt_arguments(),
     )
 
 

@@ -24,22 +24,13 @@ from resilience_pipelines.warehouse.connection import (
     is_locked,
     open_warehouse,
 )
+from resilience_pipelines.warehouse.dbt_process import dbt_arguments
 from resilience_pipelines.warehouse.schema import migrate
 
 BUILD_DEADLINE_S: Final = 600.0
 WAREHOUSE_VARIABLE: Final = "RESILIENCE_WAREHOUSE"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# It ends with whoever started it: one that outlives a killed starter holds the warehouse's lock.
-_DBT = """
-import ctypes, os, signal
-ctypes.CDLL(None).prctl({death_signal}, ctypes.c_ulong(signal.SIGKILL))
-if os.getppid() != {starter}:
-    os._exit(1)
-from dbt.cli.main import cli
-cli()
-"""
-_PR_SET_PDEATHSIG = 1
 _END_WAIT_S = 10.0
 _FAILED = frozenset({"error", "fail", "runtime error", "partial success"})
 
@@ -144,9 +135,8 @@ def _run_dbt(home: Home, deadline_s: float) -> tuple[int, str]:
     """dbt's exit code and output."""
     project = str(dbt_project_dir())
     folder = home.dbt.absolute()
-    program = _DBT.format(death_signal=_PR_SET_PDEATHSIG, starter=os.getpid())
     command = [
-        sys.executable, "-c", program, "--no-use-colors", "build",
+        sys.executable, *dbt_arguments(), "--no-use-colors", "build",
         "--project-dir", project, "--profiles-dir", project,
         "--target-path", str(folder / "target"), "--log-path", str(folder / "logs"),
     ]  # fmt: skip

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
+import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from resilience_pipelines.errors import StorageError
+from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder, remove_orphans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,26 +95,29 @@ SHAPES: Final[Mapping[str, Shape]] = {
 def write_model(folder: Path, shape: Shape, seed: int) -> None:
     """Write a model folder; nothing to do where it is there already. It appears when it is whole.
 
+    What a killed writer of it left is removed.
+
     Raises:
         StorageError: it can't be written.
     """
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".partial-{folder.name}-"))
+    prefix = f".partial-{folder.name}-"
     try:
-        _write_json(temporary / "config.json", model_config(shape))
-        _write_json(temporary / "tokenizer.json", tokenizer(shape))
-        _write_json(
-            temporary / "tokenizer_config.json",
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END_TOKEN},
-        )
-        _write_weights(temporary / WEIGHTS_NAME, shape.tensors(), seed)
-        temporary.rename(folder)
+        remove_orphans(folder.parent, f"{escape(prefix)}*")
+        with owned_folder(folder.with_name(f"{prefix}{secrets.token_hex(4)}")) as temporary:
+            _write_json(temporary / "config.json", model_config(shape))
+            _write_json(temporary / "tokenizer.json", tokenizer(shape))
+            _write_json(
+                temporary / "tokenizer_config.json",
+                {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END_TOKEN},
+            )
+            _write_weights(temporary / WEIGHTS_NAME, shape.tensors(), seed)
+            (temporary / LOCK_NAME).unlink()
+            temporary.rename(folder)
     except OSError as error:
         raise StorageError(f"The model {folder} can't be written: {error}.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def model_config(shape: Shape) -> dict[str, object]:

@@ -120,6 +120,33 @@ def test_a_killed_run_leaves_no_process_and_blocks_no_later_run(home: Home) -> N
         assert not storage.get_concurrency_info(GPU_POOL).claimed_slots
 
 
+STARTS_DBT = """
+import sys, time
+from pathlib import Path
+from resilience_pipelines.dagster_io import dbt_project
+from resilience_pipelines.home import open_home
+start = dbt_project.DbtCliInvocation.run
+def tell(*arguments, **options):
+    found = start(*arguments, **options)
+    print(found.process.pid, flush=True)
+    return found
+dbt_project.DbtCliInvocation.run = tell
+dbt_project.prepare_project(open_home(sys.argv[1]))
+"""
+
+
+def test_dbt_ends_with_the_killed_process_that_started_it(home: Home) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_DBT, str(home.root)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        dbt = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    assert _wait(lambda: _all_gone([dbt]), END_DEADLINE_S)
+    # One that went on would have written it.
+    assert not (home.dbt / "dagster" / "manifest.json").exists()
+
+
 def test_a_run_that_would_measure_beside_another_one_is_refused(home: Home) -> None:
     with open_instance(home) as instance:
         other = create_run_for_test(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from resilience_pipelines.owned_folder import LOCK_NAME, owned_folder
 from resilience_pipelines.workers.seeded_model import (
     SHAPES,
     WEIGHTS_NAME,
@@ -59,6 +60,17 @@ def test_a_model_that_is_there_is_left_alone_and_nothing_partial_stays(tmp_path:
     assert list((tmp_path / "m").iterdir()) == []
     write_model(tmp_path / "n", TINY, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "n"]
+
+
+def test_what_a_killed_writer_left_is_removed_and_work_in_progress_is_not(tmp_path: Path) -> None:
+    dead, alive = tmp_path / ".partial-m-dead", tmp_path / ".partial-m-alive"
+    dead.mkdir()
+    (dead / LOCK_NAME).touch()
+    (dead / WEIGHTS_NAME).write_bytes(b"half")
+    with owned_folder(alive):
+        write_model(tmp_path / "m", TINY, 1)
+        assert sorted(tmp_path.iterdir()) == [alive, tmp_path / "m"]
+    assert LOCK_NAME not in _digests(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
