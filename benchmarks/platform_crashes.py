@@ -340,6 +340,16 @@ def processes_left(root: Path) -> list[str]:
 # Rounds.
 
 
+class Problems(list[str]):
+    """What was found wrong, told as soon as it is found."""
+
+    def add(self, *found: str) -> None:
+        """Take in what was found."""
+        for text in found:
+            print(text, file=sys.stderr, flush=True)
+        self += found
+
+
 @dataclass
 class Report:
     """What happened, and what was found wrong."""
@@ -347,7 +357,7 @@ class Report:
     points: Counter[str]
     hit: Counter[str]
     ends: Counter[str]
-    problems: list[str]
+    problems: Problems
     builds_killed: int = 0
 
 
@@ -400,7 +410,7 @@ def run_rounds(
         for step in (step_build, step_publish, check_marts, step_dashboard):
             must(step)
 
-    report = Report(Counter(), Counter(), Counter(), [])
+    report = Report(Counter(), Counter(), Counter(), Problems())
     queue: list[tuple[str, Point, int]] = []
     durations = {}
     for name in steps:
@@ -442,21 +452,21 @@ def run_rounds(
             report.hit[name] += end.killed and number - number // TIMED_EVERY < len(queue)
         report.ends[f"{name}: {'killed' if end.killed else 'ended'}"] += 1
         if end.error:
-            report.problems.append(f"{label}: {end.error}")
+            report.problems.add(f"{label}: {end.error}")
         # Only who writes these looks after what was left of them, and takes longer than the rest.
         again = (STEPS[name],) if name in LOOK_AFTER_THEIR_OWN else ()
         for check in (check_kept, *again, restart):
             if error := runner.run(check, root, next(seeds)).error:
-                report.problems.append(f"{label}: {check.__name__}: {error}")
+                report.problems.add(f"{label}: {check.__name__}: {error}")
         if number % TELL_EVERY == TELL_EVERY - 1:
             print(f"{number + 1} rounds, {len(report.problems)} problems", file=sys.stderr)
         if builds and number % BUILD_EVERY == BUILD_EVERY - 1:
             report.builds_killed += kill_builds(runner, root, report, chance)
-            report.problems += in_peace(runner, root, label)
+            report.problems.add(*in_peace(runner, root, label))
     if builds:
         report.builds_killed += kill_builds(runner, root, report, chance)
     if marts:
-        report.problems += in_peace(runner, root, "at the end")
+        report.problems.add(*in_peace(runner, root, "at the end"))
     return report
 
 
@@ -475,10 +485,10 @@ def kill_builds(runner: Runner, root: Path, report: Report, chance: random.Rando
         at = moment * chance.uniform(0.5, 1.5)
         killed += runner.run(step_build, root, 0, kill_after_s=at).killed
         label = f"build killed after {at:.1f} s"
-        report.problems += [f"{label}: {left} is left" for left in processes_left(root)]
+        report.problems.add(*(f"{label}: {left} is left" for left in processes_left(root)))
         for check in (check_kept, restart_without_marts):
             if error := runner.run(check, root, 0).error:
-                report.problems.append(f"{label}: {check.__name__}: {error}")
+                report.problems.add(f"{label}: {check.__name__}: {error}")
     return killed
 
 
