@@ -200,6 +200,11 @@ def make_records() -> list[RunRecord]:
                 *factory.fanout(2, [6.0, None], repeat=1),
                 *factory.fanout(2, [9.0, 8.0], page_cache=PageCache.COLD, found=PageCache.MIXED),
             ],
+            unsupported={"4 restores at once": "no room", "rest of the run": "It was stopped."},
+        ).model_copy(
+            update={
+                "parameters": {"widths": [1, 2, 4], "page_caches": ["cold", "warm"], "repeats": 2}
+            }
         )
     )
     # Three stacks of one machine: the first change is of one dimension, the second of two.
@@ -932,7 +937,8 @@ def test_data_quality_accounts_for_everything(home: Home) -> None:
     xid = found["fault", "xid"]
     assert (xid["asked"], xid["ok"], xid["unsupported"]) == (9, 4, 1)
     assert all(
-        row["asked"] == row["ok"] + row["failed"] + row["unsupported"] for row in found.values()
+        row["asked"] == row["ok"] + row["failed"] + row["unsupported"] + row["missing"]
+        for row in found.values()
     )
 
 
@@ -944,6 +950,21 @@ def test_starts_that_a_stopped_run_did_not_make_are_missing(home: Home) -> None:
         "warm_cache": (7, 4, 3, "not_made (3)"),
         "sleep_wake": (10, 0, 10, "not_made (10)"),
     }
+
+
+def test_restores_at_once_are_accounted_for_by_their_number(home: Home) -> None:
+    found = rows(home, "from data_quality where kind = 'fanout'")
+    assert {
+        row["subject"]: (
+            row["asked"], row["ok"], row["failed"], row["unsupported"], row["missing"],
+            row["reasons"],
+        )
+        for row in found
+    } == {
+        "1 restores at once": (4, 2, 0, 0, 2, "not_made (2)"),
+        "2 restores at once": (8, 5, 1, 0, 2, "not_made (2), restore_failed (1)"),
+        "4 restores at once": (1, 0, 0, 1, 0, "unsupported (1)"),
+    }  # fmt: skip
 
 
 def test_stacks_and_runs_and_samples_are_complete(home: Home) -> None:

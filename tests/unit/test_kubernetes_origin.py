@@ -10,7 +10,7 @@ import pytest
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home, open_home
-from resilience_pipelines.job_spec import CompatibilitySpec, FaultSpec, StartupSpec
+from resilience_pipelines.job_spec import CompatibilitySpec, FanoutSpec, FaultSpec, StartupSpec
 from resilience_pipelines.launchers.kubernetes.manifest import ClusterFacts, build_job
 from resilience_pipelines.launchers.kubernetes.origin import NodeRule, node_rule
 from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
@@ -55,6 +55,15 @@ def test_a_snapshot_goes_back_to_its_node_or_to_any_but_that_one(home: Home) -> 
     assert node_rule(restore(first, second), home, "other") == NodeRule(
         "NotIn", ("node-a", "node-b")
     )
+
+
+@pytest.mark.parametrize("kind", [StartupSpec, FanoutSpec])
+def test_the_rule_is_one_for_all_that_restore_a_stored_snapshot(
+    home: Home, kind: type[StartupSpec | FanoutSpec]
+) -> None:
+    taken = taken_on(home, RecordFactory(), "node-a")
+    assert node_rule(kind(snapshot=taken), home, "same") == NodeRule("In", ("node-a",))
+    assert node_rule(kind(), home, "same") is None
 
 
 def test_what_restores_no_stored_snapshot_has_no_rule(home: Home) -> None:

@@ -1,5 +1,6 @@
 with planned as (
-    -- What start-up runs were to make of each arm. Other runs record whatever they were asked.
+    -- What start-up runs were to make of each arm. Of other runs, those of restores at once are in
+    -- `waves`, and the rest record whatever they were asked.
     select
         run_id,
         worker,
@@ -24,6 +25,32 @@ with planned as (
         from {{ ref('runs') }}
         where kind = 'startup'
     ) as arms
+),
+
+-- What runs of restores at once were to make of each width.
+waves as (
+    select
+        run_id,
+        worker,
+        basis,
+        stack_key,
+        width,
+        format('{} restores at once', width) as subject,
+        width * repeats * page_caches as restores,
+        unsupported
+    from (
+        select
+            run_id,
+            worker,
+            basis,
+            stack_key,
+            unsupported,
+            (parameters ->> 'repeats')::bigint as repeats,
+            json_array_length(parameters, 'page_caches') as page_caches,
+            unnest((parameters -> 'widths')::bigint[]) as width
+        from {{ ref('runs') }}
+        where kind = 'fanout'
+    ) as widths
 ),
 
 asked as (
@@ -66,6 +93,17 @@ asked as (
         coalesce(reason_code, verdict) as reason
     from {{ ref('fault_runs') }}
     union all
+    select
+        runs.worker,
+        runs.basis,
+        runs.stack_key,
+        runs.kind,
+        format('{} restores at once', fanout.width) as subject,
+        fanout.outcome as status,
+        coalesce(fanout.reason_code, fanout.outcome) as reason
+    from {{ ref('stg_fanout') }} as fanout
+    inner join {{ ref('runs') }} as runs using (run_id)
+    union all
     -- What a run that was stopped did not come to.
     select
         worker,
@@ -84,6 +122,30 @@ asked as (
                 where made.run_id = planned.run_id and made.arm = planned.arm
             ) as missing
         from planned
+    ) as short
+    cross join lateral unnest(range(greatest(short.missing, 0)::bigint))
+    union all
+    select
+        worker,
+        basis,
+        stack_key,
+        'fanout' as kind,
+        subject,
+        'missing' as status,
+        'not_made' as reason
+    from (
+        select
+            waves.*,
+            waves.restores - (
+                select count(*)
+                from {{ ref('stg_fanout') }} as made
+                where made.run_id = waves.run_id and made.width = waves.width
+            ) as missing
+        from waves
+        -- What the machine can't do at all, or has no room for, is counted below.
+        where not coalesce(
+            list_has_any(json_keys(waves.unsupported), ['restore', waves.subject]), false
+        )
     ) as short
     cross join lateral unnest(range(greatest(short.missing, 0)::bigint))
     union all

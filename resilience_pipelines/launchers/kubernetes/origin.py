@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home
-from resilience_pipelines.job_spec import CompatibilitySpec, JobSpec, StartupSpec
+from resilience_pipelines.job_spec import CompatibilitySpec, FanoutSpec, JobSpec, StartupSpec
 from resilience_pipelines.launches import read_launches
 from resilience_pipelines.warehouse.landing import landing_folder, read_landing
 
@@ -56,7 +56,7 @@ def node_rule(
 
 def _restored(spec: JobSpec) -> tuple[str, ...]:
     match spec:
-        case StartupSpec(snapshot=str(name)):
+        case StartupSpec(snapshot=str(name)) | FanoutSpec(snapshot=str(name)):
             return (name,)
         case CompatibilitySpec():
             return spec.snapshots
