@@ -18,6 +18,7 @@ from resilience_pipelines.workers.client import WorkerAnswerError, WorkerClient
 from resilience_pipelines.workers.oracle import check_answer, record_answer
 from resilience_pipelines.workers.pod import PodSettings, target_job
 from resilience_pipelines.workers.process import DEFAULT_PORT, WorkerOutput
+from resilience_pipelines.workers.reference import MODEL_NAME
 from resilience_pipelines.workers.reference.weights import TINY, write_weights
 from resilience_pipelines.workers.reference_host import ReferenceWorker
 from resilience_pipelines.workers.space import Capsule, Process, SpaceSupport, wait_until
@@ -66,7 +67,7 @@ def started(argv: Sequence[str]) -> Iterator[Pod]:
         )  # fmt: skip
         output.close_write_end()
         try:
-            yield Pod(process, WorkerClient(capsule, DEFAULT_PORT, "reference"), output)
+            yield Pod(process, WorkerClient(capsule, DEFAULT_PORT, MODEL_NAME), output)
         finally:
             process.close()
 
