@@ -63,6 +63,11 @@ class StartupConfig(dg.Config):
         default=None, description="Id of a stored snapshot to restore; one that this run takes "
         "when not set.",
     )  # fmt: skip
+    snapshot_engine: str = Field(
+        default=_DEFAULT.snapshot_engine.value,
+        description="Whose snapshots are restored: own, or dynamo_snapshot (NVIDIA Dynamo "
+        "Snapshot, where the launcher is kubernetes).",
+    )
     port: int | None = Field(
         default=None, description="Port of the worker on loopback; a free one when not set."
     )

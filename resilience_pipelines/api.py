@@ -21,7 +21,7 @@ import polars as pl
 from resilience_pipelines.collectives.bandwidth import DEFAULT_SIZES
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import open_home
-from resilience_pipelines.job_spec import JobSpec, parse_spec
+from resilience_pipelines.job_spec import JobSpec, SnapshotEngineName, parse_spec
 from resilience_pipelines.launchers.choice import choose
 from resilience_pipelines.lineage.jobs import job_lineage
 from resilience_pipelines.records import (
@@ -302,6 +302,7 @@ class Benchmark(_Job):
         sleep_levels: levels of the arm `sleep_wake`; the worker's default when empty.
         port: of the worker on loopback; a free one when None.
         snapshot: id of a stored snapshot to restore; one that this run takes when None.
+        snapshot_engine: whose snapshots are restored: `own`, or `dynamo_snapshot` of a cluster.
 
     Raises:
         InputError: naming the field that is wrong.
@@ -317,6 +318,7 @@ class Benchmark(_Job):
     sleep_levels: Sequence[int] = ()
     port: int | None = None
     snapshot: str | None = None
+    snapshot_engine: str = SnapshotEngineName.OWN.value
 
 
 @dataclass(frozen=True)

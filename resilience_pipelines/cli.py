@@ -136,7 +136,7 @@ def kubernetes_clean(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the jobs of this data home whose launcher was killed. What they landed stays."""
+    """Remove what killed launchers of this data home left. What their jobs landed stays."""
     from resilience_pipelines.launchers.choice import clean_cluster
 
     removed = clean_cluster(open_home(home), settings)

@@ -66,6 +66,10 @@ def run_startup(
         str | None, typer.Option(help="Restore this stored snapshot, whoever took it; by default "
                                       "one that this run takes.")
     ] = None,
+    snapshot_engine: Annotated[
+        str, typer.Option(help="Whose snapshots are restored: own, or dynamo_snapshot (NVIDIA "
+                               "Dynamo Snapshot, with --launcher kubernetes).")
+    ] = "own",
     port: Annotated[int | None, typer.Option(help="Port of the worker on loopback.")] = None,
     launcher: LauncherOption = None,
     home: HomeOption = None,
@@ -83,6 +87,7 @@ def run_startup(
         sleep_levels=numbers("--sleep-levels", sleep_levels),
         port=port,
         snapshot=snapshot,
+        snapshot_engine=snapshot_engine,
     )
     run_job(job, launcher, home, as_json)
 

@@ -51,6 +51,7 @@ from resilience_pipelines.job_spec import (
     WorkerSpec,
     parse_spec,
 )
+from resilience_pipelines.launchers.choice import measures_pods
 from resilience_pipelines.launchers.fault_cluster import fault_cluster
 from resilience_pipelines.owned_folder import owned_folder, remove_orphans
 from resilience_pipelines.records import (
@@ -135,6 +136,8 @@ def run_job(spec: JobSpec, home: Home, progress: Progress) -> Landed:
         telemetry = Telemetry(machine=owner.enter_context(gpu_telemetry()))
         if isinstance(spec, CollectiveSpec):
             subject, found = _measure_collectives(spec, home, work, evidence, progress)
+        elif isinstance(spec, StartupSpec) and measures_pods(spec):
+            subject, found = _measure_pods(spec, home, work.name, evidence, progress)
         else:
             worker = make_worker(spec.worker, home)
             machine = owner.enter_context(open_machine(worker, home))
@@ -199,6 +202,32 @@ def _measure_collectives(
     return _Subject(spec.worker, basis, stack), found
 
 
+def _measure_pods(
+    spec: StartupSpec, home: Home, run_id: str, evidence: Path, progress: Progress
+) -> tuple[_Subject, _Found]:
+    # The client of the API takes a second to load.
+    from resilience_pipelines.launchers.dynamo_snapshot.job import run_startup_in_pods
+
+    worker = make_worker(spec.worker, home)
+    result, is_fake = run_startup_in_pods(
+        _startup_plan(spec), worker, home, run_id, evidence, progress
+    )
+    found = _Found(result.startups, result.snapshots, unsupported=result.unsupported,
+                   simulated=is_fake)  # fmt: skip
+    return _Subject(worker.name, worker.basis, result.stack), found
+
+
+def _startup_plan(spec: StartupSpec) -> StartupPlan:
+    return StartupPlan(
+        arms=spec.arms,
+        repeats=spec.repeats,
+        cold_repeats=spec.cold_repeats,
+        page_cache=spec.page_cache,
+        sleep_levels=spec.sleep_levels,
+        snapshot=spec.snapshot,
+    )
+
+
 def _benchmark_context(
     machine: MachineContext,
     home: Home,
@@ -230,15 +259,7 @@ def _benchmark_context(
 def _measure(spec: WorkerSpec, context: BenchmarkContext, home: Home, progress: Progress) -> _Found:
     match spec:
         case StartupSpec():
-            plan = StartupPlan(
-                arms=spec.arms,
-                repeats=spec.repeats,
-                cold_repeats=spec.cold_repeats,
-                page_cache=spec.page_cache,
-                sleep_levels=spec.sleep_levels,
-                snapshot=spec.snapshot,
-            )
-            result = run_startup(plan, context, progress)
+            result = run_startup(_startup_plan(spec), context, progress)
             return _Found(result.startups, result.snapshots, unsupported=result.unsupported)
         case FaultSpec():
             return _measure_faults(spec, context, home, progress)

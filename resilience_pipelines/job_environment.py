@@ -24,6 +24,9 @@ LAUNCHED_BY: Final = "RESILIENCE_LAUNCHED_BY"
 SIMULATED: Final = "RESILIENCE_SIMULATED"
 """Why no figure of this job is a measurement; set only where that is so."""
 
+CLUSTER: Final = "RESILIENCE_CLUSTER"
+"""The Kubernetes launcher's settings as JSON, for a job that measures pods from outside of them."""
+
 KUBERNETES_VERSION: Final = "RESILIENCE_KUBERNETES_VERSION"
 """The API server's own version."""
 

@@ -6,6 +6,7 @@ it (`job`), and where it runs (`launchers`).
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -30,6 +31,15 @@ class _Spec(BaseModel):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
+class SnapshotEngineName(StrEnum):
+    """Whose snapshots the arm `restore` restores."""
+
+    OWN = "own"
+    """This platform's, taken and restored on one machine or in one job's pod."""
+    DYNAMO_SNAPSHOT = "dynamo_snapshot"
+    """NVIDIA Dynamo Snapshot's, taken of a pod and restored into others of a cluster."""
+
+
 class StartupSpec(_Spec):
     """Measure how fast a worker starts, by each arm."""
 
@@ -42,6 +52,7 @@ class StartupSpec(_Spec):
     snapshot: str | None = None
     """Id of a stored snapshot that the arm `restore` restores, whoever took it; one of the run's
     own source when None."""
+    snapshot_engine: SnapshotEngineName = SnapshotEngineName.OWN
 
 
 class FaultSpec(_Spec):

@@ -182,10 +182,10 @@ class Objects:
             holds = ", ".join(metadata.get("finalizers") or ()) or "none"
             raise DeadlineError(
                 f"{self._kind.kind} {name} is still there after {deadline_s:g} s, with the "
-                f"finalizers {holds}: its operator has not undone the fault, which may still be "
+                f"finalizers {holds}: its operator has not undone what it did, which may still be "
                 "in place.",
                 mend="Read its events and the operator's log. Taking the finalizer off by force "
-                "removes the object and not the fault.",
+                "removes the object and not what was done.",
             )
 
 

@@ -14,9 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from resilience_pipelines import job_environment
 from resilience_pipelines.errors import InputError
 from resilience_pipelines.home import Home
-from resilience_pipelines.launchers.launcher import Launch
+from resilience_pipelines.job_spec import JobSpec, SnapshotEngineName, StartupSpec
+from resilience_pipelines.launchers.launcher import JobResult, Launch
+from resilience_pipelines.startup.benchmark import Progress
 
 if TYPE_CHECKING:
     from resilience_pipelines.launchers.kubernetes.settings import KubernetesSettings
@@ -74,24 +77,62 @@ def kubernetes_launch(
     from resilience_pipelines.launchers.kubernetes.launcher import run_on_kubernetes
 
     found = kubernetes_settings(home, settings).directed(image=image, driver_version=driver_version)
-    return partial(run_on_kubernetes, settings=found, tell=tell)
+    in_pod = partial(run_on_kubernetes, settings=found, tell=tell)
+
+    def launch(spec: JobSpec, home: Home, progress: Progress) -> JobResult:
+        if measures_pods(spec):
+            return run_beside_pods(spec, home, progress, found)
+        return in_pod(spec, home, progress)
+
+    return launch
+
+
+def measures_pods(spec: JobSpec) -> bool:
+    """Whether a job's subject is pods that it makes, so that it is no job for a pod itself."""
+    return (
+        isinstance(spec, StartupSpec) and spec.snapshot_engine is SnapshotEngineName.DYNAMO_SNAPSHOT
+    )
+
+
+def run_beside_pods(
+    spec: JobSpec, home: Home, progress: Progress, settings: KubernetesSettings
+) -> JobResult:
+    """Run a job that measures pods here, where the launcher has its rights; a pod has none.
+
+    Raises:
+        JobError: with the job's own reason and exit code.
+        DeadlineError: it took longer than `deadlines.run_s`.
+    """
+    from resilience_pipelines.launchers.local import run_local
+
+    told = {
+        job_environment.LAUNCHED_BY: LauncherName.KUBERNETES.value,
+        job_environment.CLUSTER: settings.model_dump_json(),
+    }
+    return run_local(spec, home, progress, deadline_s=settings.deadlines.run_s, told=told)
 
 
 def clean_cluster(home: Home, settings: Path | None = None) -> list[str]:
-    """Remove the jobs of a data home whose launcher was killed; returns their runs.
+    """Remove what killed launchers of a data home left in a cluster; returns the runs it was of.
 
     Args:
         settings: see `kubernetes_launch`.
 
     Raises:
         InputError: the settings can't be used.
-        ClusterError: the API server refuses, or is lost.
+        ClusterError, ApiError: the API server refuses, or is lost.
+        DeadlineError: something is still there.
     """
+    from resilience_pipelines.launchers.dynamo_snapshot.cleanup import clean_pods
+    from resilience_pipelines.launchers.fault_cluster import open_place
     from resilience_pipelines.launchers.kubernetes.client import connect
     from resilience_pipelines.launchers.kubernetes.launcher import clean_orphans
 
-    with closing(connect(kubernetes_settings(home, settings))) as cluster:
-        return clean_orphans(cluster, home)
+    found = kubernetes_settings(home, settings)
+    with closing(connect(found)) as cluster:
+        removed = clean_orphans(cluster, home)
+    with open_place(found) as place:
+        return [*removed, *clean_pods(place, home)]
 
 
 def kubernetes_settings(home: Home, asked: Path | None) -> KubernetesSettings:

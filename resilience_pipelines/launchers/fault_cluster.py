@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from resilience_pipelines.errors import ResilienceError
@@ -27,28 +27,36 @@ def fault_cluster(home: Home) -> Iterator[tuple[PodPlace | None, str]]:
     if os.environ.get(VARIABLE) != "1":
         yield None, f"Faults are injected on a cluster only where {VARIABLE}=1 allows it."
         return
+    with ExitStack() as owner:
+        try:
+            place = owner.enter_context(open_place(kubernetes_settings(home, None)))
+        except ResilienceError as error:
+            yield None, str(error)
+            return
+        yield place, ""
+
+
+@contextmanager
+def open_place(found: KubernetesSettings) -> Iterator[PodPlace]:
+    """The place for workers in pods that the launcher's settings name, while the block runs.
+
+    Raises:
+        InputError: no cluster is named, or its configuration can't be used.
+        ApiError: it does not answer.
+    """
     # Loading the client of the API takes a second that others need not wait for.
     import kubernetes
 
     from resilience_pipelines.kubernetes_api import call, load_configuration
 
+    settings = pod_settings(found)
+    api = kubernetes.client.ApiClient(load_configuration(found.kubeconfig, found.context))
     try:
-        found = kubernetes_settings(home, None)
-        settings = pod_settings(found)
-        api = kubernetes.client.ApiClient(load_configuration(found.kubeconfig, found.context))
-    except ResilienceError as error:
-        yield None, str(error)
-        return
-    try:
-        try:
-            version = call(
-                "tell its version", kubernetes.client.VersionApi(api).get_code,
-                timeout_s=settings.request_s,
-            )["gitVersion"]  # fmt: skip
-        except ResilienceError as error:
-            yield None, error.reason
-            return
-        yield PodPlace(api, settings, str(version)), ""
+        version = call(
+            "tell its version", kubernetes.client.VersionApi(api).get_code,
+            timeout_s=settings.request_s,
+        )["gitVersion"]  # fmt: skip
+        yield PodPlace(api, settings, str(version))
     finally:
         api.close()
 

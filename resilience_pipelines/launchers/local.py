@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from resilience_pipelines import job_environment
@@ -38,8 +38,12 @@ def run_local(
     progress: Progress,
     *,
     deadline_s: float = 6 * 3600.0,
+    told: Mapping[str, str] | None = None,
 ) -> JobResult:
     """Run a job to its end.
+
+    Args:
+        told: variables of `job_environment`, beside or in the place of those of a local job.
 
     Raises:
         JobError: with the job's own reason and exit code.
@@ -48,7 +52,7 @@ def run_local(
     process = subprocess.Popen(
         [sys.executable, "-m", "resilience_pipelines.job", "--home", str(home.root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {job_environment.LAUNCHED_BY: "local"},
+        env=os.environ | {job_environment.LAUNCHED_BY: "local"} | dict(told or {}),
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stderr is not None

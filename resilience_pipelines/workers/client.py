@@ -94,6 +94,14 @@ class WorkerClient:
             return False
         return True
 
+    def version(self, timeout_s: float = HEALTH_TIMEOUT_S) -> str | None:
+        """What `GET /version` tells; None where it tells nothing."""
+        try:
+            found = self._request("GET", "/version", None, timeout_s).get("version")
+        except WorkerRequestError:
+            return None
+        return found if isinstance(found, str) and 0 < len(found) <= 100 else None
+
     def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion:
         """Greedy completion with token ids and log-probabilities.
 

@@ -373,15 +373,9 @@ def start_in_pod(worker: Worker, place: PodPlace) -> RunningWorker:
         DeadlineError: it took too long.
     """
     name = f"resilience-target-{secrets.token_hex(5)}"
-    space = PodSpace(place, name)
-    launched_ns = time.monotonic_ns()
-    output = WorkerOutput()
-    output.close_write_end()  # its log stays in the cluster
-    plan = LaunchPlan(argv=(), port=DEFAULT_PORT)
-    running = RunningWorker(
-        worker, space, PodProcess(space), PodClient(place, space, worker.model), output, plan,
-        launched_ns,
-    )  # fmt: skip
+    running = in_pod(worker, place, name)
+    space = running.space
+    assert isinstance(space, PodSpace)
     try:
         space.uid = place.create_job(target_job(worker, name, place.settings))["metadata"]["uid"]
         _await_serving(running, space)
@@ -390,6 +384,19 @@ def start_in_pod(worker: Worker, place: PodPlace) -> RunningWorker:
             running.stop()
         raise
     return running
+
+
+def in_pod(worker: Worker, place: PodPlace, name: str) -> RunningWorker:
+    """A worker in the pod of a Job of that name, which is about to be made."""
+    space = PodSpace(place, name)
+    launched_ns = time.monotonic_ns()
+    output = WorkerOutput()
+    output.close_write_end()  # its log stays in the cluster
+    plan = LaunchPlan(argv=(), port=DEFAULT_PORT)
+    return RunningWorker(
+        worker, space, PodProcess(space), PodClient(place, space, worker.model), output, plan,
+        launched_ns,
+    )  # fmt: skip
 
 
 def target_job(worker: Worker, name: str, settings: PodSettings) -> dict[str, Any]:

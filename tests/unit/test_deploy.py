@@ -17,6 +17,14 @@ from packaging.requirements import Requirement
 from resilience_pipelines.faults.chaos_mesh import Disturbance
 from resilience_pipelines.faults.cluster import PERMISSIONS as FAULT_PERMISSIONS
 from resilience_pipelines.faults.litmus import ENGINES, EXPERIMENTS, RESULTS
+from resilience_pipelines.launchers.dynamo_snapshot.contract import (
+    AGENT_PERMISSIONS,
+    POD_SNAPSHOT,
+    SNAPSHOT_JOB,
+)
+from resilience_pipelines.launchers.dynamo_snapshot.contract import (
+    PERMISSIONS as DYNAMO_PERMISSIONS,
+)
 from resilience_pipelines.launchers.kubernetes.client import CLUSTER_PERMISSIONS, PERMISSIONS
 from resilience_pipelines.launchers.kubernetes.manifest import (
     MANAGED_BY,
@@ -87,6 +95,13 @@ def test_faults_on_a_cluster_are_granted_exactly_what_they_do() -> None:
     assert {(kind.group, kind.plural) for kind in kinds} == {
         (group, resource) for group, resource, _ in FAULT_PERMISSIONS if group
     }
+
+
+def test_dynamo_snapshot_is_granted_exactly_what_is_done_with_it() -> None:
+    assert granted("Role", "resilience-dynamo-snapshot") == DYNAMO_PERMISSIONS
+    assert granted("Role", "resilience-dynamo-agent-log") == AGENT_PERMISSIONS
+    kinds = {(kind.group, kind.plural) for kind in (POD_SNAPSHOT, SNAPSHOT_JOB)}
+    assert kinds == {(group, resource) for group, resource, _ in DYNAMO_PERMISSIONS if group}
 
 
 def test_a_worker_in_a_pod_can_be_asked_where_the_policies_are_enforced() -> None:

@@ -10,6 +10,7 @@
 | `engine` | one snapshot, one start |
 | `benchmark` | the order of starts, and turning them into records |
 | `cleanup` | what killed platforms left |
+| `job` | from what a launcher told to the measurements |
 
 The engine's own parts do the work: an operator and an agent on each node. Nothing here needs CRIU.
 

@@ -130,6 +130,23 @@ class DeadlineSettings(_Settings):
     """Between two looks at a job when no watch tells of a change."""
 
 
+class DynamoSnapshotSettings(_Settings):
+    """How NVIDIA Dynamo Snapshot is used, where the cluster has it."""
+
+    capture: Literal["pod_snapshot", "snapshot_job"] = "pod_snapshot"
+    """Whether a worker's pod is captured by a PodSnapshot, or run and captured by a SnapshotJob."""
+    agent_namespace: DnsLabel | None = None
+    """Where its agents run; None: their log is not read, so that a restore is one phase."""
+    seccomp_profile: Text | None = "profiles/block-iouring.json"
+    """Its profile on the nodes, which refuses io_uring; None where they refuse it otherwise."""
+    ready_s: Seconds = 120.0
+    """Until a quiet worker's pod says that it may be captured."""
+    capture_s: Seconds = 1800.0
+    """Until a snapshot is taken."""
+    restore_s: Seconds = 1800.0
+    """Until a pod whose container has started is restored."""
+
+
 class KubernetesSettings(_Settings):
     """All settings of the launcher."""
 
@@ -169,6 +186,7 @@ class KubernetesSettings(_Settings):
     deadlines: DeadlineSettings = DeadlineSettings()
     ttl_s: int = Field(default=3600, ge=0)
     """ttlSecondsAfterFinished: for a finished job whose launcher was killed."""
+    dynamo_snapshot: DynamoSnapshotSettings = DynamoSnapshotSettings()
     read_nodes: bool = True
     """Whether to ask for nodes, which a ClusterRole has to allow: for the container runtime and
     for the drivers that the cluster offers."""

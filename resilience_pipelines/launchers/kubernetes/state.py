@@ -134,8 +134,12 @@ def parse_job(found: Json) -> JobState:
     )
 
 
-def parse_pod(found: Json) -> PodState:
-    """A pod from the API's JSON."""
+def parse_pod(found: Json, container: str = CONTAINER) -> PodState:
+    """A pod from the API's JSON.
+
+    Args:
+        container: the name of the one that matters.
+    """
     metadata, status = object_of(found.get("metadata")), object_of(found.get("status"))
     statuses = objects_of(status.get("containerStatuses"))
     containers = {text_of(item.get("name")): item for item in statuses}
@@ -149,7 +153,7 @@ def parse_pod(found: Json) -> PodState:
         created_at=parse_time(metadata.get("creationTimestamp")),
         deleted_at=parse_time(metadata.get("deletionTimestamp")),
         conditions=_conditions(found),
-        container=_container(containers[CONTAINER]) if CONTAINER in containers else None,
+        container=_container(containers[container]) if container in containers else None,
     )
 
 

@@ -86,7 +86,7 @@ class Controllers:
         self.store.change("jobs", job["metadata"]["name"], edit)
 
     def _collect(self) -> None:
-        uids = {item["metadata"]["uid"] for kind in ("jobs", "pods") for item in
+        uids = {item["metadata"]["uid"] for kind in ("jobs", "pods", *self.custom) for item in
                 self.store.all(kind)}  # fmt: skip
         for kind in ("pods", "jobs", *self.custom):
             for item in self.store.all(kind):

@@ -63,6 +63,12 @@ class Kubelet:
         self.program: Program | None = None
         self.serve: Callable[[], Served] | None = None
         """What stands in for the process of a pod that has a port."""
+        self.serve_pod: Callable[[Object], Served] | None = None
+        """The same, where it matters which pod it is."""
+        self.foreign: dict[str, list[tuple[float, str]]] = {}
+        """Pods that it does not start, as others run them, and their logs."""
+        self.unmounted: set[str] = set()
+        """Volumes that nothing of a stand-in needs."""
         self.lost_nodes: set[str] = set()
         self.mount_problem = ""
         self._containers: dict[str, _Container] = {}
@@ -80,7 +86,17 @@ class Kubelet:
         """Stop or continue a pod's container, as a part of slowing it down."""
         _signal(self._containers[pod].process, signal.SIGSTOP if paused else signal.SIGCONT)
 
+    def let_serve(self, pod: str, port: int) -> None:
+        """Let a pod's server be found, which was not before."""
+        self._containers[pod].port = port
+
+    def process(self, pod: str) -> Running:
+        """What runs in a pod."""
+        return self._containers[pod].process
+
     def lines(self, pod: str) -> list[tuple[float, str]]:
+        if pod in self.foreign:
+            return list(self.foreign[pod])
         container = self._containers.get(pod)
         return list(container.lines) if container else []
 
@@ -92,7 +108,8 @@ class Kubelet:
         pods = self.store.all("pods")
         for pod in pods:
             node = pod["spec"].get("nodeName")
-            if node and node not in self.lost_nodes:
+            managed = pod["metadata"]["name"] not in self.foreign
+            if node and node not in self.lost_nodes and managed:
                 self._pod(pod)
         # What was removed by force ends once its kubelet hears of it.
         for name in self._containers.keys() - {pod["metadata"]["name"] for pod in pods}:
@@ -186,6 +203,9 @@ class Kubelet:
 
     def _run(self, pod: Object) -> tuple[Running, int | None]:
         spec = pod["spec"]["containers"][0]
+        if self.serve_pod is not None and "ports" in spec:
+            served = self.serve_pod(pod)
+            return served, served.port
         if self.serve is not None and "ports" in spec:
             served = self.serve()
             return served, served.port
@@ -219,6 +239,8 @@ class Kubelet:
         volumes = {item["name"]: item for item in pod["spec"]["volumes"]}
         mounts = pod["spec"]["containers"][0]["volumeMounts"]
         for mount in sorted(mounts, key=lambda item: len(item["mountPath"])):
+            if mount["name"] in self.unmounted:
+                continue
             place = Path(mount["mountPath"])
             assert self.folder in place.parents, f"{place} is not below {self.folder}"
             volume = volumes[mount["name"]]
