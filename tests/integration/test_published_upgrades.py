@@ -30,14 +30,18 @@ def key_of(home: Home, version: str) -> str:
 def test_the_newest_upgrade_goes_to_the_highest_version_whenever_it_was_measured(
     results_home: Home,
 ) -> None:
-    (upgrade,) = newest_upgrades(results_home)
-    assert upgrade.changed == {"engine_version": ("0.23.0", "0.24.0")}
+    changed = [upgrade.changed for upgrade in newest_upgrades(results_home)]
+    assert {"engine_version": ("0.23.0", "0.24.0")} in changed
+    # The torch worker's machine came back with another kernel.
+    assert [each.keys() for each in changed if "engine_version" not in each] == [{"kernel_version"}]
 
 
 def test_an_upgrade_across_data_sets_is_not_put_down_to_the_version_alone(
     results_home: Home,
 ) -> None:
-    (upgrade,) = newest_upgrades(results_home)
+    upgrade = next(
+        each for each in newest_upgrades(results_home) if "engine_version" in each.changed
+    )
     (said,) = [text for text in upgrade.comparison.reasons if "data sets" in text]
     assert "h200-2026-12-02; h200-2026-12-01" in said
     assert upgrade.comparison.verdict is not UpgradeVerdict.SAFE

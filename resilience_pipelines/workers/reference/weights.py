@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,9 +18,8 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
-from resilience_pipelines.durability import replace_file
 from resilience_pipelines.workers.reference import WEIGHTS_FORMAT
 from resilience_pipelines.workers.reference.memory import Arena, Array
 from resilience_pipelines.workers.reference.tokenizer import SMALLEST_VOCABULARY
@@ -117,7 +118,7 @@ class Weights:
 
 
 def write_weights(path: Path, shape: ModelShape, seed: int) -> None:
-    """Make the weight file: the same bytes for the same shape and seed. Atomic (`replace_file`).
+    """Make the weight file: the same bytes for the same shape and seed. Atomic.
 
     Raises:
         OSError: it could not be written; nothing is left behind.
@@ -128,8 +129,18 @@ def write_weights(path: Path, shape: ModelShape, seed: int) -> None:
     }
     # One entry only: safetensors writes several in an order that differs from call to call.
     about = {"format": WEIGHTS_FORMAT, "seed": seed, "shape": asdict(shape)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, save(tensors, {_METADATA_KEY: json.dumps(about, sort_keys=True)}), mode=None)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, {_METADATA_KEY: json.dumps(about, sort_keys=True)})
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except SafetensorError as error:
+        # The library's own for whatever went wrong while it wrote.
+        raise OSError(f"{path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load_weights(path: Path) -> Weights:
