@@ -52,6 +52,10 @@ class FaultConfig(dg.Config):
     controls: bool = Field(
         default=_DEFAULT.controls, description="Whether each fault's control arm runs too."
     )
+    backend: str | None = Field(
+        default=_DEFAULT.backend, description="What the ranks of training jobs speak through: "
+        "gloo or nccl; NCCL where there are two GPUs when not set.",
+    )  # fmt: skip
     port: int | None = Field(
         default=None, description="Port of the worker on loopback; a free one when not set."
     )

@@ -331,6 +331,7 @@ class Experiment(_Job):
         recoveries: ways to recover; all that a fault allows when empty.
         repeats: experiments of each fault and recovery.
         controls: whether each fault's control arm, without the injection, is run too.
+        backend: of training jobs: `gloo` or `nccl`; NCCL where there are two GPUs when None.
         port: of the worker on loopback; a free one when None.
 
     Raises:
@@ -344,6 +345,7 @@ class Experiment(_Job):
     recoveries: Sequence[str] = ()
     repeats: int = 1
     controls: bool = True
+    backend: str | None = None
     port: int | None = None
 
     @cached_property

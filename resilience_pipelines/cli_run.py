@@ -105,6 +105,13 @@ def run_fault(
     controls: Annotated[
         bool, typer.Option(help="Also run each fault's control arm, without the injection.")
     ] = True,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="What the ranks of training jobs speak through: gloo or nccl; by default NCCL "
+            "where there are two GPUs."
+        ),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the worker on loopback.")] = None,
     list_them: Annotated[
         bool, typer.Option("--list", help="List the catalogue and leave.")
@@ -125,6 +132,7 @@ def run_fault(
         recoveries=split_list(recoveries),
         repeats=repeats,
         controls=controls,
+        backend=backend,
         port=port,
     )
     run_job(job, launcher, home, as_json)

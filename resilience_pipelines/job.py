@@ -304,6 +304,7 @@ def _measure_faults(
         recoveries=spec.recoveries,
         repeats=spec.repeats,
         controls=spec.controls,
+        backend=spec.backend,
     )
     progress("source worker and snapshot", 0, 1)
     source: Source = prepare_source(context, snapshot=True)

@@ -63,6 +63,8 @@ class FaultSpec(_Spec):
     recoveries: tuple[str, ...] = ()
     repeats: Repeats = 1
     controls: bool = True
+    backend: Literal["gloo", "nccl"] | None = None
+    """What the ranks of training jobs speak through; NCCL where there are two GPUs when None."""
 
 
 class SnapshotSpec(_Spec):

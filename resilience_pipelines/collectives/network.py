@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from resilience_pipelines.collectives import ras
 from resilience_pipelines.errors import UnsupportedError
 from resilience_pipelines.workers.space import (
     Capsule,
@@ -39,11 +40,13 @@ class Network(ABC):
     Attributes:
         interface: the one that the ranks speak over.
         master: address of rank 0, with `port` where the ranks meet.
+        ras_port: where the RAS threads of NCCL listen, on the loopback of each rank.
     """
 
     interface: str
     master: str
     port: int
+    ras_port: int = ras.PORT
 
     @abstractmethod
     def space(self, rank: int) -> Space:
@@ -73,7 +76,9 @@ class SharedNetwork(Network):
 
     def __init__(self, support: SpaceSupport) -> None:
         self._space = open_space(support)
-        self.port = free_port() if isinstance(self._space, HostSpace) else _PORT
+        self.port = _PORT
+        if isinstance(self._space, HostSpace):
+            self.port, self.ras_port = free_port(), free_port()
 
     def space(self, rank: int) -> Space:  # noqa: ARG002
         """See `Network.space`."""

@@ -26,6 +26,7 @@ class RankSpec:
         pace_s: pause after each step.
         checkpoints: folder of the job's checkpoints.
         control: folder for orders to the ranks (`Halt`).
+        flight: folder of the flight recorders' dumps.
         keep: how many checkpoints stay.
         resume_folder: checkpoint to begin from, made after step `resume_step`.
         last_step: None: train until somebody ends the job.
@@ -42,6 +43,7 @@ class RankSpec:
     checkpoint_every: int
     checkpoints: str
     control: str
+    flight: str
     keep: int
     resume_folder: str | None = None
     resume_step: int | None = None

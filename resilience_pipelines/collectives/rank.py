@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from resilience_pipelines.collectives.checkpoints import CheckpointFolder
 from resilience_pipelines.collectives.model import gradients, new_state, state_sha256, update
 from resilience_pipelines.collectives.protocol import COLLECTIVE_FAILED_STATUS, Halt, RankSpec
+from resilience_pipelines.collectives.rank_recorder import RankRecorder
 
 
 def main() -> int:
@@ -41,6 +42,7 @@ def main() -> int:
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
         device = "cuda"
     begun = time.monotonic()
+    recorder = RankRecorder(Path(spec.flight), spec.rank, spec.backend)
     trainer = _Trainer(spec, device)
     try:
         dist.init_process_group(
@@ -50,8 +52,11 @@ def main() -> int:
             world_size=spec.ranks,
             timeout=timedelta(seconds=spec.timeout_s),
         )
+        recorder.start()
+        _tell("recording", rank=spec.rank, works=recorder.works)
         trainer.run()
     except (RuntimeError, CheckpointException) as error:
+        recorder.finish()
         _tell(
             "collective_failed",
             rank=spec.rank, step=trainer.step, error=str(error)[:1000],

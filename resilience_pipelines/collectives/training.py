@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from resilience_pipelines import strict_json
+from resilience_pipelines.collectives import flight_recorder
 from resilience_pipelines.collectives.checkpoints import Checkpoint, CheckpointFolder
 from resilience_pipelines.collectives.network import Network
 from resilience_pipelines.collectives.protocol import RankSpec
@@ -45,6 +46,7 @@ class TrainingPlan:
         checkpoint_every: steps between two checkpoints.
         keep: how many checkpoints stay.
         last_step: None: train until stopped.
+        environment: more variables of every rank.
     """
 
     ranks: int = 2
@@ -55,6 +57,7 @@ class TrainingPlan:
     checkpoint_every: int = 10
     keep: int = 3
     last_step: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def transport(self) -> str:
@@ -135,7 +138,7 @@ class TrainingJob:
 
     Args:
         network: where they live; owned by the job from now on.
-        folder: holds `checkpoints/` and `control/`, which outlive one life of the job.
+        folder: holds `checkpoints/`, `control/` and `flight/`, which outlive one life of the job.
         resume: the checkpoint to begin from; None: from the beginning.
     """
 
@@ -146,9 +149,10 @@ class TrainingJob:
         self.plan = plan
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.control = folder / "control"
+        self.flight = folder / "flight"
         self.ranks: list[Rank] = []
         try:
-            for path in (self.checkpoints.root, self.control):
+            for path in (self.checkpoints.root, self.control, self.flight):
                 path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.remove_partials()  # of an earlier life: files of it would be committed
             for number in range(plan.ranks):
@@ -268,6 +272,7 @@ class TrainingJob:
             checkpoint_every=plan.checkpoint_every,
             checkpoints=str(self.checkpoints.root.resolve()),
             control=str(self.control.resolve()),
+            flight=str(self.flight.resolve()),
             keep=plan.keep,
             last_step=plan.last_step,
         )
@@ -275,9 +280,9 @@ class TrainingJob:
             spec = replace(
                 spec, resume_folder=str(resume.folder.resolve()), resume_step=resume.step
             )
-        return start_rank(
-            self.network, number, "resilience_pipelines.collectives.rank", spec.to_json()
-        )
+        more = {"NCCL_RAS_ADDR": f"127.0.0.1:{self.network.ras_port}", **plan.environment}
+        module = "resilience_pipelines.collectives.rank"
+        return start_rank(self.network, number, module, spec.to_json(), more)
 
 
 def start_rank(
@@ -324,6 +329,7 @@ def rank_environment(interface: str, more: Mapping[str, str] | None = None) -> d
         "TORCH_NCCL_BLOCKING_WAIT": "1",  # a collective out of time raises, as with gloo
         "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        **flight_recorder.ENVIRONMENT,
         **(more or {}),
     }
 

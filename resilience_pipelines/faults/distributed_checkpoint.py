@@ -142,9 +142,9 @@ class CheckpointCorrupted:
 
     def prepare(self, context: FaultContext) -> Injection:
         """See `Fault.prepare`."""
-        plan = replace(plan_job(), last_step=_LAST_STEP, pace_s=0.0)
-        if plan.ranks < 2:
-            raise ObstacleError(FaultReason.NO_CHECKPOINT, "a checkpoint of one shard")
+        plan = replace(plan_job(context.backend), last_step=_LAST_STEP, pace_s=0.0)
+        if plan.ranks < 2 and self.damage is CheckpointDamage.SWAPPED_SHARDS:
+            raise ObstacleError(FaultReason.NO_PEER, "a checkpoint of one rank has one shard")
         return CheckpointInjection(context, plan, self.damage)
 
 
@@ -250,7 +250,11 @@ class SaveKilled:
     layer: Layer = Layer.USERSPACE
     # From the order to halt at the point: the next save is up to as many steps away.
     expected: Mapping[str, float] = field(
-        default_factory=lambda: {"rank_watch": 10.0, "collective_watchdog": 15.0}
+        default_factory=lambda: {
+            "rank_watch": 10.0,
+            "collective_watchdog": 15.0,
+            "flight_recorder": 15.0,
+        }
     )
     recoveries: tuple[str, ...] = (Recovery.CHECKPOINT,)
 
@@ -279,7 +283,7 @@ class SaveKilled:
 
     def prepare(self, context: FaultContext) -> Injection:
         """See `Fault.prepare`."""
-        return SaveInjection(context, plan_job(), self.point)
+        return SaveInjection(context, plan_job(context.backend), self.point)
 
 
 class SaveInjection(_LoadTried):
@@ -333,7 +337,7 @@ class SaveInjection(_LoadTried):
 
 
 def damage_checkpoint(folder: Path, damage: CheckpointDamage, earlier: Path) -> None:
-    """Damage a checkpoint of two shards or more.
+    """Damage a checkpoint; of two shards or more, where they are to be exchanged.
 
     Args:
         earlier: a checkpoint of an earlier step.
@@ -341,7 +345,7 @@ def damage_checkpoint(folder: Path, damage: CheckpointDamage, earlier: Path) -> 
     Raises:
         OSError: it can't be done.
     """
-    first, second = shard_of(folder, 0), shard_of(folder, 1)
+    first = shard_of(folder, 0)
     match damage:
         case CheckpointDamage.TENSOR_BIT_FLIP:
             # The highest byte of a float32: bit 6 is its exponent's top. The middle of a shard
@@ -361,7 +365,7 @@ def damage_checkpoint(folder: Path, damage: CheckpointDamage, earlier: Path) -> 
         case CheckpointDamage.MISSING_SHARD:
             first.unlink()
         case CheckpointDamage.SWAPPED_SHARDS:
-            aside = folder / "aside"
+            aside, second = folder / "aside", shard_of(folder, 1)
             first.rename(aside)
             second.rename(first)
             aside.rename(second)

@@ -237,6 +237,8 @@ class _Experiment:
             detectors.append(KernelLog(pids, cgroup.name if cgroup else None))
         else:
             self._note("detector_unavailable", f"{KernelLog.name}: {no_log}")
+        for name, why in injection.unavailable_detectors().items():
+            self._note("detector_unavailable", f"{name}: {why}")
         observation = Observation(detectors, self._fault.expected, control=self._control)
         self._observation = observation
         self._owned.callback(self._retire)

@@ -62,6 +62,7 @@ class FaultContext:
         deadline_s: limit of one experiment; by default one that follows from the worker's own.
         cluster: where workers may be started in pods; None where that is not allowed or not
             possible, and `no_cluster_why` says why.
+        backend: what the ranks of training jobs shall speak through; None: what suits the machine.
     """
 
     worker: Worker
@@ -80,6 +81,7 @@ class FaultContext:
     deadline_s: float | None = None
     cluster: PodPlace | None = None
     no_cluster_why: str = ""
+    backend: str | None = None
 
     def limit_s(self) -> float:
         """The limit of one experiment, in seconds: two starts, some requests and a minute."""
@@ -210,6 +212,10 @@ class Injection(ABC):
     def detectors(self) -> Sequence[Detector]:
         """Detectors for what this injection alone touches."""
         return ()
+
+    def unavailable_detectors(self) -> Mapping[str, str]:
+        """Detectors that are for this fault and can't work here, and why of each."""
+        return {}
 
     def parameters(self) -> Mapping[str, Any]:
         """Values for the record that became known while it was made."""

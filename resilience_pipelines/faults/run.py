@@ -29,6 +29,8 @@ class FaultPlan:
         recoveries: ways to recover; all that a fault allows when empty.
         repeats: experiments of each fault and recovery, and control arms of each fault.
         controls: whether control arms are made.
+        backend: what the ranks of training jobs speak through: `gloo`, `nccl`, or None for what
+            suits the machine.
 
     Raises:
         InputError: an unknown name, a recovery that a named fault does not allow, or no repeat.
@@ -38,6 +40,7 @@ class FaultPlan:
     recoveries: tuple[str, ...] = ()
     repeats: int = 1
     controls: bool = True
+    backend: str | None = None
     catalogue: Mapping[str, Fault] = field(default_factory=lambda: CATALOGUE)
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ def run_faults(
         make_context(context, source, abort or threading.Event()),
         cluster=cluster,
         no_cluster_why=no_cluster_why,
+        backend=plan.backend,
     )
     schedule = plan.schedule()
     runs = []

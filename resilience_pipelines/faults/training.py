@@ -4,10 +4,11 @@ What belongs here: the strategy `nccl`, and what all faults of a training job sh
 the worker, and its way back from the last good checkpoint. What does not: the job itself
 (`collectives`), its checkpoints' content (`distributed_checkpoint`), and who notices (`detectors`).
 
-Ranks speak through NCCL where there are GPUs, else through gloo on the CPU; `transport` of the
-record says which. The job runs beside the worker, which serves on: none of these faults may touch
-it. A job came back rightly when every step that it made a second time gave the state that it gave
-the first time, bit for bit.
+Ranks speak through NCCL where there are two GPUs or somebody asks for it, else through gloo on the
+CPU; `transport` of the record says which. With one GPU there is one rank, which has no peer. The
+job runs beside the worker, which serves on: none of these faults may touch it. A job came back
+rightly when every step that it made a second time gave the state that it gave the first time, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from typing import Any
 from resilience_pipelines.collectives import support
 from resilience_pipelines.collectives.checkpoints import Checkpoint
 from resilience_pipelines.collectives.network import BridgedNetwork, Network, SharedNetwork
+from resilience_pipelines.collectives.ras import RasClient
 from resilience_pipelines.collectives.training import Rank, TrainingJob, TrainingPlan
 from resilience_pipelines.detectors.base import Detector
+from resilience_pipelines.detectors.flight_recorder import FlightRecorder
+from resilience_pipelines.detectors.nccl_ras import NcclRas
 from resilience_pipelines.detectors.ranks import (
     CollectiveWatchdog,
     RankHeartbeat,
@@ -46,6 +50,7 @@ from resilience_pipelines.workers.space import holds_within
 
 STRATEGY = "nccl"
 RANK_BYTES = 512 * 2**20
+MIN_NCCL_RANKS = 2
 EFFECT_DEADLINE_S = 8.0
 BACK_DEADLINE_S = 120.0
 _STEP_S = 0.01
@@ -74,11 +79,21 @@ _DESCRIPTIONS = {
     Trouble.LINK_CUT: "the switch's port of one rank taken down; its connections stay open",
 }
 _EXPECTED = {
-    Trouble.KILLED: {"rank_watch": 1.0, "collective_watchdog": 8.0},
-    Trouble.HUNG: {"rank_heartbeat": 5.0, "collective_watchdog": 8.0},
-    Trouble.SLOW: {"straggler_watch": 10.0},
-    Trouble.LINK_CUT: {"rank_heartbeat": 5.0, "collective_watchdog": 8.0},
-}
+    Trouble.KILLED: {
+        "rank_watch": 1.0, "collective_watchdog": 8.0, "flight_recorder": 8.0, "nccl_ras": 8.0,
+    },
+    Trouble.HUNG: {
+        "rank_heartbeat": 5.0, "collective_watchdog": 8.0, "flight_recorder": 8.0, "nccl_ras": 8.0,
+    },
+    Trouble.SLOW: {"straggler_watch": 10.0, "flight_recorder": 10.0},
+    Trouble.LINK_CUT: {
+        "rank_heartbeat": 5.0, "collective_watchdog": 8.0, "flight_recorder": 8.0, "nccl_ras": 8.0,
+    },
+}  # fmt: skip
+_ONE_RANK = "one rank has no other to wait for"
+# Else the GPUs would speak over NVLink or host memory, which no cut of a network touches.
+_OVER_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
+NCCL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,7 @@ class RankFault:
 
     def prepare(self, context: FaultContext) -> Injection:
         """See `Fault.prepare`."""
-        plan = plan_job()
+        plan = plan_job(context.backend)
         match self.trouble:
             case Trouble.KILLED:
                 return RankKilled(context, plan)
@@ -129,11 +144,16 @@ class RankFault:
             case Trouble.SLOW:
                 return RankSlow(context, plan)
             case Trouble.LINK_CUT:
-                return LinkCut(context, plan)
+                if plan.ranks < 2:
+                    raise ObstacleError(FaultReason.NO_PEER, f"{_ONE_RANK}: no link joins it")
+                return LinkCut(context, replace(plan, environment=_OVER_SOCKETS))
 
 
-def plan_job() -> TrainingPlan:
+def plan_job(backend: str | None = None) -> TrainingPlan:
     """A job that suits this machine.
+
+    Args:
+        backend: None: NCCL where there are GPUs for two ranks, as it refuses two on one.
 
     Raises:
         ObstacleError: none can be run here.
@@ -142,10 +162,11 @@ def plan_job() -> TrainingPlan:
     if why is not None:
         raise ObstacleError(FaultReason.NO_TORCH, why)
     gpus = support.gpu_count()
-    if gpus == 1:
-        # NCCL refuses two ranks on one device, and one rank alone has no peer to lose.
-        return TrainingPlan(backend=support.GLOO)
-    return TrainingPlan(ranks=max(gpus, support.MIN_CPU_RANKS), backend=support.choose_backend())
+    if backend == support.NCCL and not gpus:
+        raise ObstacleError(FaultReason.NO_GPU, "NCCL needs a GPU, and there is none")
+    if backend == support.NCCL or (backend is None and gpus >= MIN_NCCL_RANKS):
+        return TrainingPlan(ranks=gpus, backend=support.NCCL, collective_timeout_s=NCCL_TIMEOUT_S)
+    return TrainingPlan(ranks=support.MIN_CPU_RANKS, backend=support.GLOO)
 
 
 def job_guards() -> Sequence[Guard]:
@@ -162,6 +183,7 @@ class JobInjection(Injection):
         super().__init__(context)
         self.plan = plan
         self._back: TrainingJob | None = None
+        self._unavailable: dict[str, str] = {}
         self._found: dict[str, Any] = {
             "ranks": plan.ranks, "backend": plan.backend, "transport": plan.transport,
             "checkpoint_every": plan.checkpoint_every,
@@ -187,15 +209,23 @@ class JobInjection(Injection):
         """Wait until the job has saved a checkpoint and gone on."""
         super().attach(target)
         self.job.wait_step(self.plan.checkpoint_every + _STEPS_PAST_CHECKPOINT)
+        self._unavailable = self._find_unavailable()
 
     def detectors(self) -> Sequence[Detector]:
         """What watches the job."""
-        return (
+        all_of_them = (
             RankWatch(self.job),
             RankHeartbeat(self.job),
             CollectiveWatchdog(self.job),
             StragglerWatch(self.job),
+            FlightRecorder(self.job),
+            NcclRas(self._ras()),
         )
+        return tuple(each for each in all_of_them if each.name not in self._unavailable)
+
+    def unavailable_detectors(self) -> Mapping[str, str]:
+        """See `Injection.unavailable_detectors`."""
+        return self._unavailable
 
     def parameters(self) -> Mapping[str, Any]:
         """See `Injection.parameters`."""
@@ -269,6 +299,27 @@ class JobInjection(Injection):
 
     def _network(self) -> Network:
         return SharedNetwork(self.context.support)
+
+    def _ras(self) -> RasClient:
+        return RasClient(self.job.network.space(0).socket, self.job.network.ras_port)
+
+    def _find_unavailable(self) -> dict[str, str]:
+        """Detectors of a job that can't work on this one, which is well."""
+        found = {}
+        if self.plan.ranks < 2:
+            found[CollectiveWatchdog.name] = _ONE_RANK
+        if not all(told.values["works"] for r in self.job.ranks for told in r.of("recording")):
+            found[FlightRecorder.name] = (
+                f"this PyTorch has no flight recorder for {self.plan.backend} that speaks JSON"
+            )
+        if self.plan.backend != support.NCCL:
+            found[NcclRas.name] = f"RAS is a part of NCCL, and the ranks speak {self.plan.backend}"
+        else:
+            try:
+                self._found["nccl_version"] = self._ras().status().nccl_version
+            except ResilienceError as error:
+                found[NcclRas.name] = error.reason
+        return found
 
 
 class RankKilled(JobInjection):

@@ -52,6 +52,7 @@ class FaultReason(StrEnum):
     SETTERS_NOT_ALLOWED = "setters_not_allowed"
     NO_NAMESPACES = "no_namespaces"
     NO_CHECKPOINT = "no_checkpoint"
+    NO_PEER = "no_peer"
     NO_CLUSTER = "no_cluster"
     NO_CHAOS_MESH = "no_chaos_mesh"
     NO_LITMUS = "no_litmus"
