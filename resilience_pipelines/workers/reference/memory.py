@@ -40,5 +40,10 @@ class Arena:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, in whole pages."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    """Resident memory of this process without the pages of files, in whole pages.
+
+    A kernel takes pages of mapped files, as libraries are, from a process and gives them back as it
+    sees fit; what the process itself gives up is told apart from that only in the rest.
+    """
+    _, resident, of_files, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(of_files)) * mmap.PAGESIZE

@@ -44,13 +44,17 @@ class Effects:
         self.cluster.server.traffic[pod] = Traffic(cut=True)
 
     def slow_down(self, pod: str) -> None:
-        """Let it run a small part of the time."""
+        """Let it run a small part of the time.
+
+        It rests much longer than a detector does between two answers: with rests as long as that,
+        each answer would fall into the end of one, and hardly take any longer.
+        """
         stop = self._slow[pod] = threading.Event()
 
         def run() -> None:
             while not stop.is_set():
                 self.cluster.kubelet.pause(pod, True)
-                time.sleep(0.4)
+                time.sleep(1.0)
                 self.cluster.kubelet.pause(pod, False)
                 time.sleep(0.02)
 
