@@ -110,11 +110,19 @@ def first_recovery(fault: Fault) -> Recovery:
     return Recovery(fault.recoveries[0])
 
 
+TRIES = 3
+
+
 def experiment_with(
     fault: Fault, context: FaultContext, recovery: Recovery | None = None
 ) -> FaultRun:
     with nothing_stays(context):
-        return run_experiment(fault, recovery or first_recovery(fault), context, repeat=0)
+        for _ in range(TRIES):
+            run = run_experiment(fault, recovery or first_recovery(fault), context, repeat=0)
+            # A loaded machine may be too late for the middle of an operation, and says so.
+            if not (run.verdict is Verdict.NOT_INJECTED and "ended before (success)" in run.detail):
+                break
+        return run
 
 
 def control_of(fault: Fault, context: FaultContext) -> FaultRun:
