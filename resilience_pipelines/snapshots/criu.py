@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import psutil
+
 from resilience_pipelines.errors import CorruptError
 from resilience_pipelines.records import MAX_COUNT, CriuStatistics
 from resilience_pipelines.snapshots.criu_binary import CriuInstallation, import_pycriu
@@ -143,11 +145,12 @@ class Criu:
         pass_fds: Sequence[int] = (),
     ) -> Iterator[Any]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        enter = space.enter()
         with ours, log.open("wb") as log_file:
             with theirs:
                 process = subprocess.Popen(
                     [
-                        *space.enter(),
+                        *enter,
                         *self.installation.argv,
                         "swrk",
                         str(theirs.fileno()),
@@ -169,11 +172,7 @@ class Criu:
                 yield client
                 process.wait(_EXIT_DEADLINE_S)
             finally:
-                if process.poll() is None:
-                    # The whole session: nsenter waits outside for the CRIU that it forked inside.
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait(_EXIT_DEADLINE_S)
+                _end_session(process, entered=bool(enter))
 
     def _set_options(self, opts: Any, images: Path, deadline_s: float) -> None:
         # By path: a descriptor is looked up through the caller's process id, which does not exist
@@ -220,6 +219,27 @@ class Criu:
                 if timed_out
                 else f"CRIU ended during {phase}: {words}",
             ) from error
+
+
+def _end_session(process: subprocess.Popen[bytes], *, entered: bool) -> None:
+    """End a CRIU that goes on.
+
+    Args:
+        entered: whether the process is an nsenter that waits outside for the CRIU that it forked
+            inside. That one has to end first, so that nsenter takes notice of it: left to whoever
+            adopts orphans, which in a container is a job that expects none, it would stay a zombie
+            and hold the space open.
+    """
+    if entered and process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for inside in psutil.Process(process.pid).children():
+                inside.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_EXIT_DEADLINE_S)
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_EXIT_DEADLINE_S)
 
 
 def read_statistics(
