@@ -14,11 +14,22 @@ import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from resilience_pipelines.snapshots.build_id import read_build_id
 from resilience_pipelines.snapshots.manifest import SCHEMA_VERSION, Manifest, MappedFile
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.workers.space import FIRST_WORKER_PID
+
+CAPABILITY_NAMES: Final = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
+    "SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW",
+    "IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT",
+    "SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD",
+    "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG",
+    "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE",
+)  # fmt: skip
+"""Linux's, each at the number of its bit, without the prefix `CAP_`, as Kubernetes names them."""
 
 
 class IncompatibilityCode(StrEnum):
@@ -86,6 +97,15 @@ def capabilities_of(pid: int) -> int:
         if label == "CapPrm":
             return int(value, 16)
     return 0
+
+
+def capability_names(bits: int) -> list[str]:
+    """The capabilities in a set; one that is newer than `CAPABILITY_NAMES` by its number."""
+    return [
+        CAPABILITY_NAMES[bit] if bit < len(CAPABILITY_NAMES) else str(bit)
+        for bit in range(bits.bit_length())
+        if bits >> bit & 1
+    ]
 
 
 def this_host(stack: Stack) -> Host:
@@ -191,11 +211,10 @@ def _check_process(manifest: Manifest, host: Host) -> list[Incompatibility]:
     if manifest.capabilities is not None and host.capabilities is not None:
         missing = manifest.capabilities & ~host.capabilities
         if missing:
-            numbers = [str(bit) for bit in range(missing.bit_length()) if missing >> bit & 1]
             found.append(
                 Incompatibility(
                     IncompatibilityCode.CAPABILITIES, True,
-                    f"capabilities {' '.join(numbers)}", "none of these",
+                    f"capabilities {' '.join(capability_names(missing))}", "none of these",
                 )
             )  # fmt: skip
     return found

@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from resilience_pipelines.launchers.kubernetes.settings import SNAPSHOT_CAPABILITIES
 from resilience_pipelines.snapshots.build_id import read_build_id
-from resilience_pipelines.snapshots.compatibility import Host, IncompatibilityCode, check
+from resilience_pipelines.snapshots.compatibility import (
+    CAPABILITY_NAMES,
+    Host,
+    IncompatibilityCode,
+    check,
+)
 from resilience_pipelines.snapshots.manifest import Manifest, MappedFile
 from resilience_pipelines.stack import Stack
 from resilience_pipelines.workers.oracle import RecordedAnswer
@@ -82,6 +88,16 @@ def test_what_a_restore_would_not_find_here_blocks(
 ) -> None:
     here = replace(host(), capabilities=0b01)
     assert codes(manifest(**wanted), here) == {code: True}
+
+
+def test_missing_capabilities_are_named_as_a_pod_s_settings_name_them() -> None:
+    needs = 1 << 8 | 1 << 21 | 1 << 62
+    [found] = check(manifest(capabilities=needs), replace(host(), capabilities=1 << 21))
+    assert found.wanted == "capabilities SETPCAP 62", "one that is not known keeps its number"
+    assert {name: CAPABILITY_NAMES.index(name) for name in SNAPSHOT_CAPABILITIES} == {
+        "NET_ADMIN": 12, "SETPCAP": 8, "SYS_ADMIN": 21, "SYS_CHROOT": 18, "SYS_PTRACE": 19,
+        "SYS_TIME": 25,
+    }  # fmt: skip
 
 
 def test_what_a_manifest_or_a_machine_does_not_tell_blocks_nothing() -> None:
