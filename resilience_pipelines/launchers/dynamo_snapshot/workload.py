@@ -36,6 +36,7 @@ from resilience_pipelines.launchers.dynamo_snapshot.contract import (
 
 STARTED_LINE: Final = "resilience workload: starts a worker"
 STANDBY_LINE: Final = "resilience workload: waits to be restored into"
+NOT_WOKEN_LINE: Final = "resilience workload: the restored worker did not wake"
 
 POLL_S: Final = 0.05
 _REQUEST_S: Final = 60.0
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def attend(command: list[str], control: Path, port: int, ended: threading.Event) -> int:
-    """Start a worker and keep the contract for it until it ends or is to end.
+    """Start a worker and keep the contract for it until it ends or is to end; returns its code.
 
     Args:
         control: the folder that is shared with the agent.
@@ -84,7 +85,11 @@ def attend(command: list[str], control: Path, port: int, ended: threading.Event)
                 _write(control / READY_FILE)
                 quiet = True
             elif quiet and not serving and (control / RESTORED_FILE).exists():
-                _request(port, "POST", "/wake_up", _REQUEST_S)
+                try:
+                    _request(port, "POST", "/wake_up", _REQUEST_S)
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    _say(f"{NOT_WOKEN_LINE}: {error}")
+                    return 1
                 _write(control / SERVING_FILE)
                 serving = True
     finally:
