@@ -62,7 +62,8 @@ PERMISSIONS: Final = frozenset(
         ("", "events", "list"),
     }
 )
-"""What the launcher does in its namespace: API group, resource, verb. deploy/rbac.yaml has it."""
+"""What the launcher does in its namespace: API group, resource, verb; deploy/kubernetes/rbac.yaml
+grants it."""
 
 CLUSTER_PERMISSIONS: Final = frozenset({("", "nodes", "list")})
 """What it may do besides, where `read_nodes` is set."""

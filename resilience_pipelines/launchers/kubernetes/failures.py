@@ -62,7 +62,7 @@ _MENDS: Final[Mapping[FailureKind, str]] = {
     FailureKind.NODE_LOST: "Look at the node; run it again on another one.",
     FailureKind.POD_DELETED: "Run it again.",
     FailureKind.JOB_DELETED: "Run it again.",
-    FailureKind.FORBIDDEN: "Bind the Role of deploy/rbac.yaml to who asks.",
+    FailureKind.FORBIDDEN: "Bind the Role of deploy/kubernetes/rbac.yaml to who asks.",
     FailureKind.QUOTA_EXCEEDED: "Wait for what holds the quota, or raise it.",
     FailureKind.REJECTED: "Change the settings as the server says.",
     FailureKind.API_LOST: "The job goes on without us and lands what it finds; the next launch "
