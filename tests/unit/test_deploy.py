@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -148,6 +149,114 @@ def test_the_settings_in_the_config_map_are_settings() -> None:
 def test_the_kustomization_names_files_that_are_there() -> None:
     found = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
     assert {(DEPLOY / "kubernetes" / name).is_file() for name in found["resources"]} == {True}
+
+
+def rendered() -> list[dict[str, Any]]:
+    """The objects of the kustomization: nothing of it changes what its files say."""
+    found = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    assert set(found) == {"apiVersion", "kind", "resources"}
+    return documents(*(DEPLOY / "kubernetes" / name for name in found["resources"]))
+
+
+def test_what_the_kustomization_makes_is_whole_and_in_one_namespace() -> None:
+    made = {(item["kind"], item["metadata"]["name"]): item for item in rendered()}
+    assert len(made) == len(rendered()), "each is made once"
+    for (kind, name), item in made.items():
+        own = kind in ("Namespace", "ClusterRole", "ClusterRoleBinding")
+        assert item["metadata"].get("namespace") == (None if own else "resilience"), name
+        if kind.endswith("Binding"):
+            assert (item["roleRef"]["kind"], item["roleRef"]["name"]) in made
+            for subject in item["subjects"]:
+                assert (subject["kind"], subject["name"]) in made
+    text = made["ConfigMap", "resilience-kubernetes"]["data"]["kubernetes.toml"]
+    settings = KubernetesSettings.model_validate(tomllib.loads(text))
+    assert settings.snapshots is not None
+    claims = {name for kind, name in made if kind == "PersistentVolumeClaim"}
+    assert {settings.landing.claim, settings.snapshots.claim} <= claims
+    assert ("ServiceAccount", settings.service_account) in made
+    assert ("Namespace", settings.namespace) in made
+
+
+def test_rights_that_only_some_need_are_not_given_to_all() -> None:
+    roles = {item["metadata"]["name"] for item in rendered() if item["kind"].endswith("Role")}
+    assert roles == {"resilience-launcher", "resilience-launcher-nodes"}
+
+
+def test_the_kustomization_renders_to_its_files() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl to render it with")
+    ended = subprocess.run(
+        [kubectl, "kustomize", str(DEPLOY / "kubernetes")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = list(yaml.safe_load_all(ended.stdout))
+
+    def order(item: dict[str, Any]) -> tuple[str, str]:
+        return item["kind"], item["metadata"]["name"]
+
+    assert sorted(found, key=order) == sorted(rendered(), key=order)
+
+
+# The names of the chart's values, from the models that its values.schema.json is generated from
+# (helm/dagster/schema/schema/charts in Dagster's repository: dagster/values.py at 835892b4,
+# dagster/subschema/{global_,run_launcher,daemon,postgresql,service_account,telemetry}.py at
+# 53ff29f3, 969d7265, 835892b4, 00701070, 6ff7cade, 0f2d9d8e; dagster_user_deployments/subschema/
+# user_deployments.py at 58b05650).
+CHART = {
+    "": "dagsterWebserver dagster-user-deployments postgresql generatePostgresqlPasswordSecret "
+    "generateCeleryConfigSecret rabbitmq redis flower ingress imagePullSecrets computeLogManager "
+    "scheduler runLauncher pythonLogs dagsterDaemon busybox migrate telemetry serviceAccount "
+    "global retention additionalInstanceConfig",
+    "global": "postgresqlSecretName dagsterHome serviceAccountName celeryConfigSecretName "
+    "dagsterInstanceConfigMap",
+    "serviceAccount": "create name annotations",
+    "telemetry": "enabled",
+    "postgresql": "postgresqlScheme image enabled postgresqlHost postgresqlUsername "
+    "postgresqlPassword postgresqlDatabase postgresqlParams service",
+    "runLauncher": "type config",
+    "runLauncher.config": "celeryK8sRunLauncher k8sRunLauncher customRunLauncher",
+    "runLauncher.config.k8sRunLauncher": "image imagePullPolicy jobNamespace loadInclusterConfig "
+    "kubeconfigFile envConfigMaps envSecrets envVars volumeMounts volumes labels "
+    "failPodOnRunFailure resources schedulerName securityContext runK8sConfig",
+    "runLauncher.config.k8sRunLauncher.runK8sConfig": "containerConfig podSpecConfig "
+    "podTemplateSpecMetadata jobSpecConfig jobMetadata",
+    "dagsterDaemon": "enabled image runCoordinator heartbeatTolerance env envConfigMaps envSecrets "
+    "deploymentLabels labels nodeSelector affinity tolerations podSecurityContext securityContext "
+    "resources livenessProbe readinessProbe startupProbe annotations runMonitoring runRetries "
+    "sensors schedules schedulerName volumeMounts volumes",
+    "dagsterDaemon.runCoordinator": "enabled type config",
+    "dagster-user-deployments": "enabled enableSubchart imagePullSecrets deployments",
+    "dagster-user-deployments.deployments": "name image dagsterApiGrpcArgs codeServerArgs "
+    "includeConfigInLaunchedRuns port env envConfigMaps envSecrets annotations nodeSelector "
+    "affinity tolerations podSecurityContext securityContext resources livenessProbe "
+    "readinessProbe startupProbe labels volumeMounts volumes schedulerName",
+}
+
+
+@pytest.mark.parametrize("place", CHART)
+def test_every_value_is_one_that_the_chart_knows(place: str) -> None:
+    found: Any = helm_values()
+    for name in filter(None, place.split(".")):
+        found = found[name]
+    for item in found if isinstance(found, list) else [found]:
+        assert item, "it is used"
+        assert set(item) <= set(CHART[place].split())
+
+
+def test_the_chart_s_choices_are_among_its_own() -> None:
+    values = helm_values()
+    assert values["runLauncher"]["type"] == "K8sRunLauncher"
+    coordinator = values["dagsterDaemon"]["runCoordinator"]
+    assert coordinator["type"] in ("QueuedRunCoordinator", "CustomRunCoordinator")
+
+
+def test_a_password_is_given_when_the_chart_is_installed_and_is_in_no_file() -> None:
+    assert "postgresqlPassword" not in helm_values()["postgresql"]
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    [command] = re.findall(r"^\$ helm install dagster (?:.|\\\n)+?[^\\]$", text, re.MULTILINE)
+    assert '--set postgresql.postgresqlPassword="$(openssl rand' in command
 
 
 def helm_values() -> dict[str, Any]:
