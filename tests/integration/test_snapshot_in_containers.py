@@ -46,7 +46,6 @@ from resilience_pipelines.warehouse.landing import landing_folder, read_landing
 from tests.support.containers import (
     Engine,
     find_engine,
-    left_cgroups,
     machine_capabilities,
     pod_program,
     run_container,
@@ -78,7 +77,7 @@ def engine_of_containers(tmp_path_factory: pytest.TempPathFactory, criu: Criu) -
     except (ArchiveError, OSError) as error:
         pytest.skip(f"no runc: {error}")
     yield engine
-    assert left_cgroups() == []
+    assert engine.left() == []
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ over this machine's own file system, thrown away afterwards) and networks (loopb
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -48,7 +49,6 @@ _MASKED: Final = (
     "/sys/devices/virtual/powercap",
 )  # fmt: skip
 _READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-_PREFIX: Final = "resilience-test-"
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "network", "cgroup")
 
 # The processes of a container are all in a namespace whose first one the kernel ends with whoever
@@ -74,6 +74,15 @@ class Engine:
 
     runc: Path
     seccomp: Path
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its containers begin with, and those of nobody else's."""
+        return f"resilience-test-{hashlib.sha256(bytes(self.runc)).hexdigest()[:12]}-"
+
+    def left(self) -> list[Path]:
+        """What its containers have left."""
+        return cgroups(f"{self.prefix}*")
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ def run_container(
         folder: an empty folder for the bundle.
         env: what the image would set.
     """
-    name = f"{_PREFIX}{secrets.token_hex(6)}"
+    name = f"{engine.prefix}{secrets.token_hex(6)}"
     config = oci_config(engine, container, volumes, env, name)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "root").mkdir()
@@ -180,14 +189,14 @@ def run_container(
 
 def _without_cgroups(name: str) -> bool:
     """Remove what a container that was killed leaves; False while a process of it still ends."""
-    for group in left_cgroups(name):
+    for group in cgroups(name):
         with suppress(OSError):
             group.rmdir()
-    return not left_cgroups(name)
+    return not cgroups(name)
 
 
-def left_cgroups(name: str = f"{_PREFIX}*") -> list[Path]:
-    """Control groups of a container, or of all of them, in each of the kernel's hierarchies."""
+def cgroups(name: str) -> list[Path]:
+    """Control groups of that name, or pattern, in each of the kernel's hierarchies."""
     root = Path("/sys/fs/cgroup")
     return [*root.glob(name), *root.glob(f"*/{name}")]
 
